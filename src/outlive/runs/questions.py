@@ -26,6 +26,7 @@ from outlive.errors import (
     RunEnded,
     RunMissing,
 )
+from outlive.events import ANSWER, Event
 from outlive.format.codec import Codec
 from outlive.runs import timers, wakes
 from outlive.runs.answer_schema import Mismatch, check, plain
@@ -156,13 +157,16 @@ async def answer(
         entries = [put(engine.codec, run_id, answered)]
         if wait.due_at:
             entries.append(timers.timer_removed(wait.due_at, run_id, name))
-        entries += wakes.wake(engine.codec, key, run, waits, name, now)
+        woken = wakes.wake(engine.codec, key, run, waits, name, now)
         try:
             # A crash before this commit leaves an open question; a crash after it, a run that any
             # process can claim.
-            await engine.commit(Commit(key, entries=tuple(entries)))
+            await engine.commit(Commit(key, entries=(*entries, *woken)))
         except EntryHeld:
             continue  # another answer, or the run itself, was faster: look again
+        told = Event(ANSWER, key.id, run=run_id, step=name, agent=wait.agent, status=ANSWERED)
+        engine.watched.tell(told)
+        wakes.tell_woken(engine, key, run_id, woken)
         return info_of(key, run_id, answered)
     raise RunBusy(run_id, None)
 

@@ -43,7 +43,7 @@ from outlive.errors import (
     RunSuspended,
     StoreBusy,
 )
-from outlive.events import CLAIM, END, LOSS, STALL, Event
+from outlive.events import CLAIM, END, LOSS, QUESTION, STALL, Event
 from outlive.runs import attempts, lease, tickets, timers
 from outlive.runs.deferred_saves import Deferred, Kept
 from outlive.runs.effect_keys import EffectKey
@@ -200,7 +200,8 @@ class AsyncRun(AsyncContext):
             raise
         self._has_begun, self._is_suspended = True, False
         self._go_live()
-        self._tell(CLAIM)
+        previous = self.info.attempts[-2:-1]
+        self._tell(CLAIM, trace=self.info.trace, previous=previous[0].outcome if previous else None)
         return self
 
     def _go_live(self) -> None:
@@ -503,7 +504,9 @@ class AsyncRun(AsyncContext):
         """
         await self._waits.sleep(seconds, until, key)
 
-    async def _suspend(self, waiting: Waiting, entries: Sequence[EntryRecord]) -> None:
+    async def _suspend(
+        self, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str] = ()
+    ) -> None:
         """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first."""
         async with self._mutex:
             self._check_live()
@@ -519,9 +522,20 @@ class AsyncRun(AsyncContext):
                 raise
             self.info.status, self.info.waits, self.info.updated_at = WAITING, waiting, parked.updated_at
             self.info.step, self.info.attempts = None, tried
-            self._tell(END)
+            self._tell_questions(questions)
+            self._tell(END, usage=self.info.usage)
 
-    async def _suspend_also(self, waiting: Waiting | None, entries: Sequence[EntryRecord], now: int) -> bool:
+    def _tell_questions(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._tell(QUESTION, step=name)
+
+    async def _suspend_also(
+        self,
+        waiting: Waiting | None,
+        entries: Sequence[EntryRecord],
+        now: int,
+        questions: Sequence[str] = (),
+    ) -> bool:
         """Add what another branch waits for to a run that is suspended; None: that branch can continue.
 
         The run does not belong to this process any more, so the commit expects it as this process left it. If it
@@ -547,6 +561,7 @@ class AsyncRun(AsyncContext):
                 raise
             self._revision += 1
             self.info.waits, self.info.status = info.waits, also[0].status
+            self._tell_questions(questions)
             return True
 
     # Ending
@@ -633,7 +648,7 @@ class AsyncRun(AsyncContext):
             )
         for name in ("status", "ended_at", "updated_at", "completed_phases", *changes):
             setattr(self.info, name, getattr(ended, name))
-        self._tell(END)
+        self._tell(END, usage=ended.usage, error=ended.error if "error" in changes else None)
 
     async def _store_end(
         self, status: str, body: bytes, timeout_s: float | None, waits: Sequence[EntryRecord] = ()
@@ -680,8 +695,8 @@ class AsyncRun(AsyncContext):
     def _tell(self, name: str, **details: Any) -> None:
         if self._engine.watched.is_on:
             info = self.info
-            fields = {"run": info.id, "status": info.status, "attempt": info.attempt, **details}
-            self._engine.watched.tell(Event(name, info.thread, info.namespace, **fields))
+            fields = {"run": info.id, "status": info.status, "attempt": info.attempt, "agent": info.agent}
+            self._engine.watched.tell(Event(name, info.thread, info.namespace, **{**fields, **details}))
 
     def _stop(self) -> None:
         self._is_live = False

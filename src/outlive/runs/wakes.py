@@ -8,15 +8,18 @@ knows by that that it is not another attempt.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from outlive.backend import NEXT, EntryRecord, ThreadKey
+from outlive.backend.entries import READY
 from outlive.errors import well_formed
+from outlive.events import WAKE, Event
 from outlive.format.codec import Codec
 from outlive.runs import tickets
-from outlive.runs.lease import RUN, WAITING
+from outlive.runs.lease import RELEASED, RUN, WAITING
 from outlive.runs.wait_entry import ANSWERED, EXPIRED, Wait
 from outlive.runs.waiting import Waiting
+from outlive.threads.engine import Engine
 from outlive.values import moment
 
 
@@ -40,6 +43,12 @@ def wake_at(codec: Codec, key: ThreadKey, run: EntryRecord, due: int, now: int) 
     if parked is None or parked.waiting.is_pause or parked.waiting.until != moment(due):
         return []
     return parked.release(now)
+
+
+def tell_woken(engine: Engine, key: ThreadKey, run_id: str, stored: Iterable[EntryRecord]) -> None:
+    """Tell that a run can continue, if what was stored says so."""
+    if any(entry.kind == READY and not entry.gone for entry in stored):
+        engine.watched.tell(Event(WAKE, key.id, run=run_id, status=RELEASED))
 
 
 class _Parked:
