@@ -382,3 +382,20 @@ def test_a_checkpoint_belongs_to_a_run_that_is_given_as_such_or_by_its_id():
         assert thread.delete_checkpoints(run=run).checkpoints == 1
         with pytest.raises(outlive.errors.BadArgument, match="run must be a str"):
             thread.save(3, run=saved)
+
+
+def test_runs_locks_and_workers_show_what_they_are():
+    with outlive.open("memory:") as store:
+        run = store.run("t", run_id="r")
+        assert repr(run) == "<Run 'r' of 't' not started>"
+        with run:
+            assert repr(run) == "<Run 'r' of 't' running attempt 1>"
+        assert repr(run) == "<Run 'r' of 't' completed attempt 1>"
+        lock = store.lock("t", namespace="sub")
+        assert repr(lock) == "<Lock on 't' namespace 'sub' not held>"
+        with lock:
+            assert repr(lock) == f"<Lock on 't' namespace 'sub' held, fence {lock.fence}>"
+        worker = store.worker({"*": print}, interval_s=2)
+        assert repr(worker) == "<Worker every 2 s>"
+        worker.stop()
+        assert repr(worker) == "<Worker stopped>"

@@ -22,7 +22,7 @@ __all__ = ["Metrics", "Spans", "metrics", "spans"]
 def spans(tracer: Any = None) -> Spans:
     """Return a function for `on_event` that traces runs, steps, saves and loads.
 
-    `tracer` is a Tracer of OpenTelemetry (default: that of the global provider). Raises MissingExtra.
+    `tracer` is a Tracer of OpenTelemetry (default: that of the global provider). Raises ExtraMissing.
     """
     return Spans(tracer)
 
@@ -30,6 +30,6 @@ def spans(tracer: Any = None) -> Spans:
 def metrics(meter: Any = None) -> Metrics:
     """Return a function for `on_event` that measures; `metrics.observe(store)` adds gauges that ask the store.
 
-    `meter` is a Meter of OpenTelemetry (default: that of the global provider). Raises MissingExtra.
+    `meter` is a Meter of OpenTelemetry (default: that of the global provider). Raises ExtraMissing.
     """
     return Metrics(meter)

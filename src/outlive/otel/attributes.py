@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from outlive.errors import MissingExtra
+from outlive.errors import ExtraMissing
 from outlive.events import Event
 
 OPERATION, AGENT, CONVERSATION, TOOL = (
@@ -31,11 +31,11 @@ _MOST = 20  # of usage
 
 
 def api(module: str) -> Any:
-    """Return a module of OpenTelemetry. Raises MissingExtra."""
+    """Return a module of OpenTelemetry. Raises ExtraMissing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtra("OpenTelemetry", "otel") from error
+        raise ExtraMissing("OpenTelemetry", "otel") from error
 
 
 def of_event(event: Event) -> dict[str, Any]:

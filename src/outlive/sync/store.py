@@ -33,8 +33,12 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.runs.stream_entry import StreamChunk
 
 
+Handler = Callable[[Run], Any]
+Handlers = Mapping[str, Handler] | Mapping[str | None, Handler]  # by agent
+
+
 class Store(SyncContext):
-    """The threads of one tenant. Made by `outlive.open(url)`; safe for any number of threads."""
+    """The threads of one tenant. Made by `outlive.open(url)`; safe to share between OS threads."""
 
     def __init__(self, store: AsyncStore) -> None:
         self._store = store
@@ -57,8 +61,8 @@ class Store(SyncContext):
     def thread(self, id: str, *, namespace: str = "", type: Any = None) -> Thread[Any]:
         """Return a handle on a thread, which need not exist yet: `store.thread("trip", type=State)`.
 
-        `type` registers the classes that it annotates. Such a handle saves only states of that type, and type
-        checkers know what it loads.
+        `type` registers the type and the classes in its annotations. Such a handle saves only states of that type,
+        and type checkers know what it loads.
         """
         return Thread(self._store.thread(id, namespace=namespace, type=type))
 
@@ -84,8 +88,10 @@ class Store(SyncContext):
         run that has ended, `run.is_finished` is true and `run.result` is its result.
 
         run_id:        the id of the run (default: a new one)
+        namespace:     the namespace of the thread that it works in; each can have a run of its own
         agent:         which handler of `store.recover` resumes it
-        prompt, attributes:  stored with the run; `store.runs` filters by attributes
+        prompt:        any value, stored with the run: what its handler needs to start again
+        attributes:    stored with the run, for `store.runs(attributes=...)`
         parent:        the run that started this one
         code_version:  what `recover(policy="hold")` compares
         lease_s:       how long after the last sign of life the run counts as dead (default: 30)
@@ -93,7 +99,7 @@ class Store(SyncContext):
                        take the run over. A write, a step and `run.alive()` are progress (default: no limit)
         throttle_s:    store at most one save in this time (default: every save)
         clock:         measures `throttle_s` (default: time.monotonic)
-        durability:    when its saves are stored (default: "sync"); see `run.save`
+        durability:    when its saves are stored: "sync" (default), "async" or "exit"; see `run.save`
         max_attempts:  `recover` parks the run after that many failed attempts (default: 5)
         backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
                        (default: None, a failure ends the run and a crash is recovered at once)
@@ -236,12 +242,17 @@ class Store(SyncContext):
     def lock(
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
     ) -> Lock:
-        """Return a lock on a thread: `with store.lock("trip")`. While it is held, no run and no other lock has the thread."""
+        """Return a lock on a thread: `with store.lock("trip")`. While it is held, no run and no other lock has the thread.
+
+        namespace:  lock only this namespace of the thread
+        timeout_s:  how long to wait for it (default: the timeout of the store), then ThreadBusy is raised
+        lease_s:    how long after the last sign of life the lock is free again; it is renewed while it is held
+        """
         return Lock(self._store.lock(thread_id, namespace=namespace, timeout_s=timeout_s, lease_s=lease_s))
 
     def worker(
         self,
-        handlers: Mapping[str | None, Callable[[Run], Any]],
+        handlers: Handlers,
         *,
         concurrency: int = 8,
         interval_s: float = 5.0,
@@ -269,7 +280,7 @@ class Store(SyncContext):
 
     def recover(
         self,
-        handlers: Mapping[str | None, Callable[[Run], Any]],
+        handlers: Handlers,
         *,
         concurrency: int = 8,
         policy: Policy = "resume",
@@ -278,10 +289,11 @@ class Store(SyncContext):
     ) -> Recovered:
         """Resume every dead run: `store.recover({"planner": resume_planner})`.
 
-        handlers:        maps an agent, or "*" for all others, to a function that is called with its run
+        handlers:        maps an agent to a function that is called with its run; None is for runs without an agent,
+                         "*" for all others
         concurrency:     how many runs are resumed at a time; each belongs to exactly one process and one handler.
                          A sync store resumes each in a thread, or with 1 in the calling thread.
-        policy:          "hold" skips runs that another `code_version` has started
+        policy:          "resume" (default), or "hold": skip runs that another `code_version` has started
         after_failover:  resume although a pair of stores has failed over. Runs that still work with the primary
                          cannot be told from dead ones then, and all are skipped by default.
 
@@ -304,7 +316,10 @@ class Store(SyncContext):
         return run_now(self._store.delete(id))
 
     def verify(self, *, progress: Progress | None = None) -> Verified:
-        """Check every stored byte of every thread. Problems are reported, not raised."""
+        """Check every stored byte of every thread. Problems are reported, not raised.
+
+        `progress(done, total)` is called after each thread; `total` is None where it is not known before the end.
+        """
         return run_now(self._store.verify(progress=progress))
 
     def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
