@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from outlive.retention.policy import Retain as Retain
     from outlive.retention.policy import Swept as Swept
     from outlive.runs.attempts import Attempt as Attempt
+    from outlive.runs.budget import Budget as Budget
     from outlive.runs.effect_keys import EffectKey as EffectKey
     from outlive.runs.lease import RunInfo as RunInfo
     from outlive.runs.lock import AsyncLock as AsyncLock
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from outlive.values import Problem as Problem
     from outlive.values import Pruned as Pruned
     from outlive.values import Sizes as Sizes
+    from outlive.values import StoreSize as StoreSize
     from outlive.values import ThreadInfo as ThreadInfo
     from outlive.values import Verified as Verified
 
@@ -91,6 +93,7 @@ _MODULES = {
     "layers.replication.options": "Replication ReplicationStatus RoleChange",
     "retention.policy": "Retain Swept DeletionCount",
     "runs.attempts": "Attempt",
+    "runs.budget": "Budget",
     "runs.effect_keys": "EffectKey",
     "runs.lease": "RunInfo",
     "runs.lock": "AsyncLock",
@@ -112,7 +115,7 @@ _MODULES = {
     "sync.thread": "Thread",
     "sync.worker": "Worker",
     "threads.thread": "AsyncThread",
-    "values": "NEW Change Checkpoint CheckpointInfo Interrupt PendingWrite Problem Pruned Sizes ThreadInfo Verified",
+    "values": "NEW Change Checkpoint CheckpointInfo Interrupt PendingWrite Problem Pruned Sizes StoreSize ThreadInfo Verified",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 _SUBMODULES = ("adapters", "authoring", "backend", "errors", "otel", "testing")
@@ -126,6 +129,7 @@ __all__ = [
     "AsyncThread",
     "AsyncWorker",
     "Attempt",
+    "Budget",
     "CallerError",
     "Change",
     "Checkpoint",
@@ -173,6 +177,7 @@ __all__ = [
     "StepInfo",
     "Store",
     "StoreError",
+    "StoreSize",
     "StreamChunk",
     "Swept",
     "Thread",

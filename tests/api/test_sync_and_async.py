@@ -262,6 +262,8 @@ def test_every_public_coroutine_is_tried_for_that(cls):
         "attempts",
         "find_run",
         "retry",
+        "answer",
+        "questions",
         "park",
         "cancel",
         "lock",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
 
+from outlive.runs.budget import Budget
+
 
 class RunOptions(TypedDict, total=False):
     """The options of `store.run`."""
@@ -24,4 +26,5 @@ class RunOptions(TypedDict, total=False):
     max_attempts: int
     backoff_s: float | None
     priority: int
+    budget: Budget | None
     exclusive: bool

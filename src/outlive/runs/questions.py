@@ -43,7 +43,7 @@ from outlive.runs.wait_entry import (
     STATUSES,
     WITHDRAWN,
     Wait,
-    check_name,
+    check_asked_name,
     put,
     read_run,
     read_waits,
@@ -105,11 +105,11 @@ async def read_wait_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[t
         status = "done" if is_over else _STEP_STATUS[wait.status]
         error = wait.status if wait.status in (EXPIRED, WITHDRAWN) and not is_over else None
         kind = _KINDS.get(wait.type, "wait")
-        ended = wait.answered_at or (wait.due_at if status == "done" else 0)
         step = StepInfo(
-            wait.name, "", status, wait.digest or None, wait.value, error, wait.attempt,
-            kind=kind, _began=wait.asked_at, _ended=ended,
-        )  # fmt: skip
+            wait.name, "", status, wait.digest or None, wait.value, error, wait.attempt, kind=kind
+        )
+        ended = wait.due_at if is_over else wait.answered_at
+        step = replace(step, _began=wait.asked_at, _ended=0 if status == "started" else ended)
         steps.append((wait.order, step))
     return steps
 
@@ -141,7 +141,7 @@ async def answer(
     engine: Engine, key: ThreadKey, run_id: str, name: str, value: Any, by: str | None
 ) -> QuestionInfo:
     """Store an answer and wake the run that waits for it, in one commit."""
-    check_name(name)
+    check_asked_name(name)
     token = os.urandom(8)
     for _ in range(_TRIES):
         run, waits = await read_run(engine, key, run_id)
@@ -157,16 +157,15 @@ async def answer(
         entries = [put(engine.codec, run_id, answered)]
         if wait.due_at:
             entries.append(timers.timer_removed(wait.due_at, run_id, name))
-        woken = wakes.wake(engine.codec, key, run, waits, name, now)
+        entries += wakes.wake(engine.codec, key, run, waits, name, now)
         try:
             # A crash before this commit leaves an open question; a crash after it, a run that any
             # process can claim.
-            await engine.commit(Commit(key, entries=(*entries, *woken)))
+            await engine.commit(Commit(key, entries=tuple(entries)))
         except EntryHeld:
             continue  # another answer, or the run itself, was faster: look again
-        told = Event(ANSWER, key.id, run=run_id, step=name, agent=wait.agent, status=ANSWERED)
-        engine.watched.tell(told)
-        wakes.tell_woken(engine, key, run_id, woken)
+        engine.watched.tell(Event(ANSWER, key.id, run=run_id, step=name, agent=wait.agent))
+        wakes.tell(engine, key, entries)
         return info_of(key, run_id, answered)
     raise RunBusy(run_id, None)
 
@@ -176,8 +175,6 @@ def _check_open(run: EntryRecord, wait: Wait) -> None:
         raise AlreadyAnswered(run.key, wait.name, wait.by, _moment(wait.answered_at))
     if run.status not in UNFINISHED:
         raise RunEnded(run.key, run.status)
-    if wait.type == SLEEP:
-        raise AnswerRefused(run.key, wait.name, "answer", "it is a sleep, which no answer ends")
     if wait.status != OPEN:
         raise QuestionClosed(run.key, wait.name, wait.status)
 

@@ -11,7 +11,6 @@ import datetime as dt
 from collections.abc import Iterable, Mapping
 
 from outlive.backend import NEXT, EntryRecord, ThreadKey
-from outlive.backend.entries import READY
 from outlive.errors import well_formed
 from outlive.events import WAKE, Event
 from outlive.format.codec import Codec
@@ -45,13 +44,16 @@ def wake_at(codec: Codec, key: ThreadKey, run: EntryRecord, due: int, now: int) 
     return parked.release(now)
 
 
-def tell_woken(engine: Engine, key: ThreadKey, run_id: str, stored: Iterable[EntryRecord]) -> None:
-    """Tell that a run can continue, if what was stored says so."""
-    if any(entry.kind == READY and not entry.gone for entry in stored):
-        engine.watched.tell(Event(WAKE, key.id, run=run_id, status=RELEASED))
+def tell(engine: Engine, key: ThreadKey, entries: Iterable[EntryRecord]) -> None:
+    """Tell the watcher of the store if a commit with these entries woke a run."""
+    for entry in entries:
+        if (entry.kind, entry.status) == (RUN, RELEASED):
+            engine.watched.tell(Event(WAKE, key.id, run=entry.key, status=RELEASED))
 
 
 class _Parked:
+    """A run that waits, as far as it must be read to wake it."""
+
     def __init__(self, run: EntryRecord, waiting: Waiting, agent: str | None, priority: int) -> None:
         self._run = run
         self._agent = agent
