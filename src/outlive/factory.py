@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast
 
 from outlive.arguments import check_count, check_durability, check_flag, check_timeout
 from outlive.backend import RESERVED, Backend, escape
@@ -17,7 +17,7 @@ from outlive.errors import BadArgument, BadURL, KeyMissing, StoreMissing
 from outlive.events import EventSink, Watcher
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec
-from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
+from outlive.layers.encryption.keyring import KeyRing, is_encrypted, key_of
 from outlive.layers.replication.options import Replication
 from outlive.layers.replication.single import guarded
 from outlive.runtime.runtime import SyncRuntime, run_now
@@ -51,6 +51,17 @@ class StoreConfig:
     replication: Replication | None = None
     is_single: bool = False  # one store of a pair is used alone
     creates: bool = True
+    codec: Codec | None = None  # None: one that builds values of the types that the program registers
+
+
+class StoreParts(NamedTuple):
+    """What a store is made of: the arguments of `AsyncStore`."""
+
+    engine: Engine
+    settings: Settings
+    opener: Opener | None
+    retain: Retain | None
+    pair: Replicate | None
 
 
 def open(
@@ -231,6 +242,12 @@ def _paired(config: StoreConfig, url: Any, replication: object, backend_options:
 
 
 async def _open_inline(target: StoreConfig) -> AsyncStore:
+    return AsyncStore(*await open_parts(target))
+
+
+async def open_parts(target: StoreConfig) -> StoreParts:
+    """Open what a sync store is made of, for a program that reads below the store."""
+
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_inline(configure(url, tenant, key=target.ring))
 
@@ -242,7 +259,7 @@ async def _open_inline(target: StoreConfig) -> AsyncStore:
 
     runtime = SyncRuntime()
     primary, secondary = await _made(target, opener, runtime)
-    return await _build(primary, secondary, target, runtime, another, checks_pair=True)
+    return await _build(primary, secondary, target, runtime, another)
 
 
 async def _open_threaded(target: StoreConfig) -> AsyncStore:
@@ -264,7 +281,7 @@ async def _open_threaded(target: StoreConfig) -> AsyncStore:
         for backend in (primary, secondary)
     ]
     assert homed[0] is not None
-    store = await _build(homed[0], homed[1], target, runtime, another, checks_pair=True)
+    store = AsyncStore(*await _build(homed[0], homed[1], target, runtime, another))
     store._sync_sibling = lambda: _sync_sibling(primary, secondary, target)
     return store
 
@@ -319,7 +336,7 @@ def _sync_sibling(primary: Backend, secondary: Backend | None, target: StoreConf
     if secondary is not None and target.secondary is not None:
         other = same(secondary, target.secondary)
     first, target = same(primary, target.served), replace(target, retain=None)
-    return run_now(_build(first, other, target, SyncRuntime(), None, checks_pair=True))
+    return AsyncStore(*run_now(_build(first, other, target, SyncRuntime(), None)))
 
 
 async def _build(
@@ -328,32 +345,30 @@ async def _build(
     target: StoreConfig,
     runtime: SyncRuntime,
     opener: Opener | None,
-    *,
-    checks_pair: bool = False,
-) -> AsyncStore:
+) -> StoreParts:
     pair = None if secondary is None else _replicated(primary, secondary, target, runtime)
-    backend = _sealing(primary if pair is None else cast(Backend, pair), target.ring)
+    backend = _encrypting(primary if pair is None else cast(Backend, pair), target.ring)
     try:
         key = await backend.identity(secrets.token_bytes(32))
-        if is_sealed(key):
+        if is_encrypted(key):
             raise KeyMissing(key_of(await _newest(backend) or key))
-        if pair is None and checks_pair:
+        if pair is None:
             settings = target.settings
             alone = await guarded(primary, settings.tenant, settings.timeout_s, may_write=target.is_single)
-            backend = _sealing(alone, target.ring)
+            backend = _encrypting(alone, target.ring)
     except BaseException:
         await backend.close()
         raise
     namer = _namer(key, target.settings.tenant)
     confirm = {} if pair is None else {"confirm": pair.confirm}
     engine = Engine(
-        backend, Codec(), namer, Cache(target.cache_bytes), runtime,
+        backend, target.codec or Codec(), namer, Cache(target.cache_bytes), runtime,
         watched=target.watched, timeout_s=target.settings.timeout_s, **confirm,
     )  # fmt: skip
-    return AsyncStore(engine, target.settings, opener, retain=target.retain, pair=pair)
+    return StoreParts(engine, target.settings, opener, target.retain, pair)
 
 
-def _sealing(backend: Backend, ring: KeyRing | None) -> Backend:
+def _encrypting(backend: Backend, ring: KeyRing | None) -> Backend:
     """Return a backend that encrypts, if there are keys.
 
     It wraps a pair, so both stores have the same bytes.
@@ -366,7 +381,7 @@ def _sealing(backend: Backend, ring: KeyRing | None) -> Backend:
 
 
 async def _newest(backend: Backend) -> bytes | None:
-    """Return the naming key as it is sealed now, when the keys were rotated."""
+    """Return the naming key as the last rotation encrypted it, if there was one."""
     from outlive.layers.encryption.layer import current_naming_key
 
     entry = await current_naming_key(backend)
@@ -391,7 +406,7 @@ def _replicated(primary: Backend, secondary: Backend, target: StoreConfig, runti
     assert target.replication is not None
 
     def naming(key: bytes) -> Callable[[bytes, bytes], bool]:
-        if target.ring is not None or is_sealed(key):
+        if target.ring is not None or is_encrypted(key):
             # Decrypting a chunk shows whether it is the one that was named.
             return lambda name, data: True
         namer = _namer(key, target.settings.tenant)

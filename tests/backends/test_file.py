@@ -37,8 +37,8 @@ from outlive.backend import (
     ThreadQuery,
     WriteRecord,
 )
-from outlive.backends.file import batch as batch_module
 from outlive.backends.file import effects as effects_module
+from outlive.backends.file import group_writer as batch_module
 from outlive.backends.file import store_file as home_module
 from outlive.backends.file.backend import FileBackend
 from outlive.backends.file.disk import Disk
@@ -445,7 +445,7 @@ def test_a_torn_tail_is_ignored_by_readers_and_cut_by_the_next_writer(folder: Pa
     assert log_of(folder).read_bytes() == whole + torn
     save(opened(folder), "c3")
     assert ids(reader) == ["c3", "c1"]
-    assert log_of(folder).stat().st_size == reader._look(T, lambda table, fd: table.log.end)
+    assert log_of(folder).stat().st_size == reader._table(T).log.end
 
 
 def test_a_whole_frame_behind_the_marks_counts(folder: Path) -> None:

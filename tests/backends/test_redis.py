@@ -551,7 +551,7 @@ def test_a_slot_that_moves_in_the_middle_of_saves_loses_nothing(cluster):
 
 
 def key_of(id, prefix="outlive:"):
-    from outlive.backends.redis.rows import Keys
+    from outlive.backends.redis.keys import Keys
 
     return Keys.of(prefix, ThreadKey.of("", id).digest, is_single=True).all[0]
 

@@ -10,7 +10,7 @@ import pytest
 import outlive
 from outlive import Interrupt
 from outlive.backend import ThreadKey
-from outlive.backends.redis.rows import Keys
+from outlive.backends.redis.keys import Keys
 from outlive.errors import Corrupt, StoreError
 from outlive.testing.patience import eventually
 from rig.servers import ValkeyServer

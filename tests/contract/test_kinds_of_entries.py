@@ -8,8 +8,8 @@ import apsw
 
 import outlive
 from outlive.backend import RESERVED, Commit, EntryQuery, EntryRecord, ThreadKey, commit
-from outlive.backend.entries import KINDS, SEALED, EntryKind
-from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
+from outlive.backend.entries import ENCRYPTED, KINDS, EntryKind
+from outlive.layers.encryption.keyring import KeyRing, is_encrypted, key_of
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import eventually
 from rig.replicas import open_pair
@@ -46,12 +46,12 @@ def test_a_rotation_seals_each_kind_under_the_new_key(tmp_path):
         put(store, *KINDS.values())
         for kind, key in EVERYWHERE:
             (sealed,) = get(backend_of(store).inner, kind, key)
-            assert is_sealed(sealed.body) == kind.is_sealed, kind
+            assert is_encrypted(sealed.body) == kind.is_encrypted, kind
     with outlive.open(url, key=BOTH) as store:
         assert store.rotate().problems == []
         for kind, key in EVERYWHERE:
             (sealed,) = get(backend_of(store).inner, kind, key)
-            assert not kind.is_sealed or key_of(sealed.body) == "new", kind
+            assert not kind.is_encrypted or key_of(sealed.body) == "new", kind
     with outlive.open(url, key=LAST) as store:
         for kind, key in EVERYWHERE:
             (entry,) = get(backend_of(store), kind, key)
@@ -71,7 +71,7 @@ def test_copy_to_brings_along_what_belongs_to_a_thread():
 
 def test_the_other_store_of_a_pair_gets_what_is_replicated(tmp_path):
     """With each commit, and when it joins a store that has something. What layers keep for themselves has ways of its own."""
-    kinds = [KINDS[name] for name in SEALED]
+    kinds = [KINDS[name] for name in ENCRYPTED]
     one, two, three = (f"sqlite:///{tmp_path}/{n}.db?fsync=normal" for n in range(3))
     with open_pair(one, two) as store:
         put(store, *kinds)

@@ -225,14 +225,14 @@ MEDDLING = {
     "cut to its header": (lambda data: data[:20], outlive.errors.SealBroken),
     "emptied": (lambda data: b"", outlive.errors.NotSealed),
     "in the clear": (lambda data: b"\x93\x01\x02\x03", outlive.errors.NotSealed),
-    "of another key with the same id": (lambda data: other.seal(b"x", data), outlive.errors.SealBroken),
+    "of another key with the same id": (lambda data: other.encrypt(b"x", data), outlive.errors.SealBroken),
     "of a key that is not in the ring": (
         lambda data: data[:3] + b"odd" + data[6:],
         outlive.errors.KeyMissing,
     ),
     "of another algorithm": (lambda data: data[:1] + b"\x02" + data[2:], outlive.errors.NewerFormat),
     "of no algorithm": (lambda data: data[:1] + b"\x00" + data[2:], outlive.errors.SealBroken),
-    "sealed for another place": (lambda data: RING.seal(b"elsewhere", b"x"), outlive.errors.SealBroken),
+    "sealed for another place": (lambda data: RING.encrypt(b"elsewhere", b"x"), outlive.errors.SealBroken),
 }
 
 
@@ -320,8 +320,8 @@ def test_chunks_that_change_names_are_refused():
 @settings(max_examples=rounds(60, 2000))
 def test_no_changed_byte_and_no_cut_goes_unseen(data):
     plain = data.draw(st.binary(max_size=200))
-    sealed = RING.seal(b"place", plain)
-    assert RING.open(b"place", sealed) == plain
+    sealed = RING.encrypt(b"place", plain)
+    assert RING.decrypt(b"place", sealed) == plain
     assert plain not in sealed or len(plain) < 4
     at = data.draw(st.integers(0, len(sealed) - 1))
     changed = sealed[:at] + bytes((sealed[at] ^ data.draw(st.integers(1, 255)),)) + sealed[at + 1 :]
@@ -334,9 +334,9 @@ def test_no_changed_byte_and_no_cut_goes_unseen(data):
                 outlive.errors.NewerFormat,
             )
         ):
-            RING.open(b"place", other)
+            RING.decrypt(b"place", other)
     with pytest.raises(outlive.errors.SealBroken):
-        RING.open(b"place" + data.draw(st.binary(min_size=1, max_size=4)), sealed)
+        RING.decrypt(b"place" + data.draw(st.binary(min_size=1, max_size=4)), sealed)
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_a_ring_is_read_from_text():
 
     ring = KeyRing.parse(f"old:{text(OLD)}\n new:{text(NEW)} ")
     assert (ring.ids, ring.newest) == (("old", "new"), "new")
-    assert ring.open(b"", RING.seal(b"", b"said")) == b"said"
+    assert ring.decrypt(b"", RING.encrypt(b"", b"said")) == b"said"
     twice, swapped = f"a:{text(OLD)} a:{text(NEW)}", f"{text(OLD)}:2026"
     for wrong in (
         "nothing",
@@ -485,7 +485,7 @@ def test_a_key_never_shows(tmp_path):
     store = outlive.open(f"sqlite:///{tmp_path}/x.db", key=ring)
     shown.append(repr(store))
     try:
-        KeyRing({"b": NEW}).open(b"", ring.seal(b"", b"x"))
+        KeyRing({"b": NEW}).decrypt(b"", ring.encrypt(b"", b"x"))
     except outlive.errors.KeyMissing as error:
         shown += ["".join(traceback.TracebackException.from_exception(error, capture_locals=True).format())]
     store.close()
@@ -495,15 +495,15 @@ def test_a_key_never_shows(tmp_path):
 
 
 def test_the_same_record_is_sealed_to_the_same_bytes_and_no_two_share_a_nonce():
-    assert RING.seal(b"p", b"d") == RING.seal(b"p", b"d")
-    nonces = {RING.seal(b"p", b"%d" % n)[6:19] for n in range(rounds(20_000, 1_000_000))}
+    assert RING.encrypt(b"p", b"d") == RING.encrypt(b"p", b"d")
+    nonces = {RING.encrypt(b"p", b"%d" % n)[6:19] for n in range(rounds(20_000, 1_000_000))}
     assert len(nonces) == rounds(20_000, 1_000_000)
-    places = {RING.seal(b"%d" % n, b"d", is_named=True)[6:19] for n in range(1000)}
+    places = {RING.encrypt(b"%d" % n, b"d", is_named=True)[6:19] for n in range(1000)}
     assert len(places) == 1000
     named = KeyRing(
         {"same": OLD}
     )  # two headers are two texts, whose tags under one nonce would give the key away
-    assert named.seal(b"p", b"d")[7:20] != RING.seal(b"p", b"d")[6:19]
+    assert named.encrypt(b"p", b"d")[7:20] != RING.encrypt(b"p", b"d")[6:19]
 
 
 def test_without_cryptography_a_ring_says_what_to_install(tmp_path):
@@ -563,7 +563,7 @@ def test_verify_without_a_key_finds_a_record_in_the_clear(what):
     keyless = memory_store(KeyRing(), inner)[0]
     assert keyless.verify().ok
     edit(inner, what, lambda data: b"\x93\x01\x02\x03")
-    assert any("not sealed" in str(problem) for problem in keyless.verify().problems)
+    assert any("not encrypted" in str(problem) for problem in keyless.verify().problems)
 
 
 def test_verify_without_a_key_finds_a_chunk_that_is_gone_and_flipped_bytes(tmp_path):
@@ -722,7 +722,7 @@ def test_what_is_sealed_is_never_exchanged_for_what_is_not():
     run_now(layer.commit_all([Commit(ThreadKey.of("", "t"), chunks=((name, b"data"),))]))
     (stored,) = run_now(layer.inner.fetch(ThreadKey.of("", "t"), [name])).values()
     assert key_of(stored) == "old"
-    assert RING.open(aad_of_chunk(ThreadKey.of("", "t"), name), stored) == b"data"
+    assert RING.decrypt(aad_of_chunk(ThreadKey.of("", "t"), name), stored) == b"data"
     run_now(layer.commit_all([Commit(ThreadKey.of("", "t"), removal=Removal(everything=True))]))
 
 

@@ -23,9 +23,7 @@ class EntryKind:
     """What happens to the entries of one kind. Every kind is verified."""
 
     name: str
-    is_sealed: bool = (
-        True  # encryption encrypts the body, `rotate` again with a new key; `verify` decrypts it
-    )
+    is_encrypted: bool = True  # in an encrypted store, its body; `rotate` gives it a new key
     is_replicated: bool = True  # the other store of a pair gets it
     is_copied: bool = True  # `copy_to` and `backup` copy it
     wakes: bool = False  # storing it wakes those who watch the tenant
@@ -58,13 +56,13 @@ KINDS = {
         EntryKind(SWEEP, is_replicated=False, is_copied=False),
         # Entries of layers, below encryption. Other code brings tombstones and the naming key to
         # the other store.
-        EntryKind(TOMBSTONE, is_sealed=False, is_replicated=False, is_copied=False),
-        EntryKind(OUTBOX, is_sealed=False, is_replicated=False, is_copied=False),
-        EntryKind(PAIR, is_sealed=False, is_replicated=False, is_copied=False),
-        EntryKind(NAMING, is_sealed=False, is_replicated=False, is_copied=False),
+        EntryKind(TOMBSTONE, is_encrypted=False, is_replicated=False, is_copied=False),
+        EntryKind(OUTBOX, is_encrypted=False, is_replicated=False, is_copied=False),
+        EntryKind(PAIR, is_encrypted=False, is_replicated=False, is_copied=False),
+        EntryKind(NAMING, is_encrypted=False, is_replicated=False, is_copied=False),
     )
 }
-SEALED = tuple(kind.name for kind in KINDS.values() if kind.is_sealed)
+ENCRYPTED = tuple(kind.name for kind in KINDS.values() if kind.is_encrypted)
 REPLICATED = tuple(kind.name for kind in KINDS.values() if kind.is_replicated)
 COPIED = tuple(kind.name for kind in KINDS.values() if kind.is_copied)
 WAKING = frozenset(kind.name for kind in KINDS.values() if kind.wakes)

@@ -6,10 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from outlive.backend.keys import ThreadKey
-from outlive.backend.protocol import Backend
-from outlive.backend.queries import EntryQuery, HistoryQuery
-from outlive.backend.records import CheckpointRecord, EntryRecord
+from outlive.backend.protocol import Backend, EntryQuery, HistoryQuery, ThreadQuery
+from outlive.backend.records import CheckpointRecord, EntryRecord, ThreadKey, ThreadRow
 from outlive.errors import StaleBase
 
 T = TypeVar("T")
@@ -56,6 +54,29 @@ async def all_records(
             records = records + page
         if generation == first:
             return records
+
+
+async def all_threads(
+    backend: Backend, tenant: str, *, page: int, timeout_s: float | None = None
+) -> AsyncIterator[ThreadRow]:
+    """Iterate over the threads of a tenant, without their heads."""
+    query = ThreadQuery(tenant, limit=page, heads=False)
+    while True:
+        rows = await backend.threads(query, timeout_s=timeout_s)
+        for row in rows:
+            yield row
+        if len(rows) < page:
+            return
+        query = replace(query, after=rows[-1].id)
+
+
+async def thread_row(
+    backend: Backend, key: ThreadKey, *, heads: bool = False, timeout_s: float | None = None
+) -> ThreadRow | None:
+    """Return the row of one thread; None when it is not listed."""
+    query = ThreadQuery(key.tenant, only=key.id, heads=heads)
+    rows = await backend.threads(query, timeout_s=timeout_s)
+    return rows[0] if rows else None
 
 
 def lineage(records: Iterable[CheckpointRecord], id: str | None = None) -> list[CheckpointRecord]:

@@ -1,24 +1,90 @@
-"""The records that pass through the backend protocol, and the commit that carries them."""
+"""The names, records and commits that pass through the backend protocol."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import ormsgpack
 
-from outlive.backend.keys import CheckpointKey, ThreadKey, escape
-from outlive.errors import OutcomeUnknown
+from outlive.errors import Corrupt, OutcomeUnknown
 
 FORMAT = 1  # of records; newer formats are refused
 
+CheckpointKey = tuple[str, str]  # (namespace, id) of a checkpoint in its thread
 Rank = tuple[int, int, int]  # (epoch, fence, revision)
 Cursor = tuple[int, int, str]  # (epoch, seq, escaped id): the row itself may be gone
 ABSENT: Rank = (0, 0, 0)
 WALL = "wall"  # as a clock: wall time by the clock of the store, microseconds since 1970
 NEXT = -1  # as a fence: let the store choose the next one
+
+
+# Names of threads and checkpoints, and the text form in which every engine stores them
+
+
+def escape(text: str) -> str:
+    """Return any str as text that every engine can store: no NUL, no lone surrogate; reversible."""
+    if text.isascii() and "\\" not in text and "\0" not in text:
+        return text
+    return "".join(
+        _ESCAPES.get(char) or (f"\\u{ord(char):04x}" if "\ud800" <= char <= "\udfff" else char)
+        for char in text
+    )
+
+
+_ESCAPES = {"\\": "\\\\", "\0": "\\0"}
+_SURROGATE = re.compile(r"\\u[0-9a-f]{4}")
+
+
+def unescape(text: str) -> str:
+    """Undo `escape`. Raises Corrupt if `escape` cannot have written the text."""
+    if "\\" not in text:
+        return text
+    out, at = [], 0
+    while at < len(text):
+        if text[at] != "\\":
+            out.append(text[at])
+            at += 1
+        elif text[at + 1 : at + 2] in ("\\", "0"):
+            out.append("\\" if text[at + 1] == "\\" else "\0")
+            at += 2
+        elif _SURROGATE.match(text, at):
+            out.append(chr(int(text[at + 2 : at + 6], 16)))
+            at += 6
+        else:
+            raise Corrupt("a stored id has an invalid escape")
+    return "".join(out)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadKey:
+    """The identity of a thread: (tenant, id), and the 16 bytes by which backends find it."""
+
+    tenant: str
+    id: str
+    digest: bytes
+
+    @classmethod
+    def of(cls, tenant: str, id: str) -> ThreadKey:
+        text = f"{escape(tenant)}\0{escape(id)}".encode()
+        return cls(tenant, id, hashlib.blake2b(text, digest_size=16, person=b"outlive.thread").digest())
+
+
+RESERVED = "\0outlive"  # a tenant that no caller can open: for records of the store itself
+
+
+def reserved(name: str) -> ThreadKey:
+    """Return a thread for records of the store itself; no listing shows it."""
+    return ThreadKey.of(RESERVED, name)
+
+
+NAMING_THREAD = reserved("keys")  # has the naming key of an encrypted store after its keys were rotated
+
+
+# Records
 
 
 @dataclass(slots=True)  # not frozen: that would triple the time to make one
@@ -42,6 +108,10 @@ class CheckpointRecord:
     created_at: int = 0  # microseconds; 0 in a commit means now, by the store's clock
     version: int = 0  # every replacement of the content raises it; the greater one wins a merge
     follows: bool = False  # in a commit: the parent is the head at that moment
+
+    @property
+    def key(self) -> CheckpointKey:
+        return (self.namespace, self.id)
 
     @property
     def order(self) -> Cursor:
@@ -68,6 +138,10 @@ class WriteRecord:
     @property
     def key(self) -> tuple[str, str, str, int]:
         return (self.namespace, self.checkpoint, self.task, self.index)
+
+    @property
+    def checkpoint_key(self) -> CheckpointKey:
+        return (self.namespace, self.checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +241,11 @@ class Commit:
     # A backend calls it once it will do every later commit after this one.
     on_queued: Callable[[], None] | None = None
 
+    @property
+    def first_id(self) -> str:
+        """The id of the first checkpoint, for errors; empty without one."""
+        return self.checkpoints[0].id if self.checkpoints else ""
+
 
 @dataclass(slots=True)
 class Receipt:
@@ -253,8 +332,12 @@ class Inventory:
 
 def outcome_unknown(commit: Commit, reason: str = "") -> OutcomeUnknown:
     """Return the error for a commit that may or may not be done."""
-    ids = [draft.id for draft in commit.checkpoints]
-    return OutcomeUnknown(commit.thread.id, ids[0] if ids else "", commit.timeout_s, reason)
+    return OutcomeUnknown(commit.thread.id, commit.first_id, commit.timeout_s, reason)
+
+
+def shortest_timeout(commits: Sequence[Commit]) -> float | None:
+    """Return how long a group of commits may take: as long as its least patient member."""
+    return min((commit.timeout_s for commit in commits if commit.timeout_s is not None), default=None)
 
 
 def checksum(*fields: str | int | bytes | None) -> bytes:

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from outlive.backend.keys import CheckpointKey, ThreadKey
 from outlive.backend.paging import all_entries
-from outlive.backend.protocol import Backend
-from outlive.backend.queries import EntryQuery, HistoryQuery
+from outlive.backend.protocol import Backend, EntryQuery, HistoryQuery
 from outlive.backend.records import (
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     EntryRecord,
     Receipt,
+    ThreadKey,
     WriteRecord,
     tombstone_key,
 )
@@ -121,7 +121,7 @@ class Tombstones:
 
     def cover(self, record: CheckpointRecord) -> bool:
         """Tell whether a record was deleted: a merge leaves it out."""
-        entries = (self.whole, self._by_key.get(tombstone_key(record.namespace, record.id)))
+        entries = (self.whole, self._by_key.get(tombstone_key(*record.key)))
         return any(
             entry is not None and (record.epoch, record.seq) <= (entry.epoch, entry.until)
             for entry in entries
@@ -142,7 +142,7 @@ async def find_records(
     query = HistoryQuery(key, None, limit=min(PAGE, 2 * len(wanted) + 16))
     while len(records) < len(wanted):
         _, page = await backend.history(query, timeout_s=timeout_s)
-        records.update({pair: row for row in page if (pair := (row.namespace, row.id)) in wanted})
+        records.update({pair: row for row in page if (pair := row.key) in wanted})
         if len(page) < query.limit:
             break
         query = replace(query, before=page[-1].order, limit=PAGE)

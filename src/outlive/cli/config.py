@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outlive.backends.server.urls import BackendFactory
     from outlive.factory import StoreConfig
 
 
@@ -25,14 +24,3 @@ def configure_store(url: str, options: dict[str, Any]) -> StoreConfig:
     from outlive.factory import configure
 
     return configure(url, **open_arguments(options))
-
-
-def open_backend(served: BackendFactory, timeout_s: float | None) -> Any:
-    """Open the backend of one store; raise StoreMissing instead of creating the store."""
-    from outlive.factory import existing_backend
-    from outlive.runtime.runtime import run_now
-
-    async def make() -> Any:
-        return served.sync(timeout_s)
-
-    return run_now(existing_backend(served, make))

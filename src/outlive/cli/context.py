@@ -21,8 +21,8 @@ from outlive.cli.output.escape import escape_json, escape_lines, escape_terminal
 from outlive.errors import BadArgument
 
 if TYPE_CHECKING:
+    from outlive.cli.opened_store import OpenedStore
     from outlive.errors import Corrupt
-    from outlive.sync.store import Store
 
 FORMAT = 1  # of what --json prints
 OK, FINDINGS, USAGE, STORE = 0, 1, 2, 3
@@ -130,7 +130,7 @@ class Call:
         knows_types: bool = False,
         needs_key: bool = True,
         takes_over: bool = False,
-    ) -> Iterator[Store]:
+    ) -> Iterator[OpenedStore]:
         """Open the store for this command. `takes_over`: the primary may be unreachable or empty."""
         from outlive.cli.stores import open_store
 
@@ -152,12 +152,9 @@ class Call:
                 self.check_unpaired(store)
             yield store
 
-    def use(self, store: Store) -> None:
+    def use(self, store: OpenedStore) -> None:
         """Name a store in the answer."""
-        from outlive.cli.lookup import settings_of
-
-        settings = settings_of(store)
-        self.store_name, self.tenant = settings.url, settings.tenant
+        self.store_name, self.tenant = store.url, store.tenant
 
     @contextlib.contextmanager
     def _waiting_note(self, url: str) -> Iterator[None]:
@@ -178,12 +175,11 @@ class Call:
         finally:
             timer.cancel()
 
-    def check_unpaired(self, store: Store) -> None:
+    def check_unpaired(self, store: OpenedStore) -> None:
         """Refuse to change one store of a pair alone: the other one would bring back what is deleted."""
-        from outlive.cli.lookup import pair_record_of
         from outlive.layers.replication.pair import ROLES
 
-        record = pair_record_of(store)
+        record = store.pair_record()
         if record is not None and not record.ended and not self.is_single:
             raise BadArgument(
                 f"this store is the {ROLES[record.role]} of a pair; name both stores with --store PRIMARY "

@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
-import time
+import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outlive.cli.lookup import facts_of
+from outlive.values import moment
 
 if TYPE_CHECKING:
+    from outlive.cli.opened_store import OpenedStore
     from outlive.runs.lease import RunInfo
-    from outlive.sync.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseClock:
     """The time by the clock that times leases."""
 
-    now: int  # microseconds
-    id: str | None  # of a clock of this machine
+    now: dt.datetime
     skew_s: float | None = None  # how far a server's clock is ahead of ours
 
     @classmethod
-    def of(cls, store: Store) -> LeaseClock:
-        before_us = time.time_ns() // 1000
-        facts = facts_of(store)
-        now_us = facts["lease_clock_us"]
-        if "lease_clock" in facts:
-            return cls(now_us, facts["lease_clock"])
-        middle_us = (before_us + time.time_ns() // 1000) / 2
-        return cls(now_us, None, (now_us - middle_us) / 1e6)
+    def of(cls, store: OpenedStore) -> LeaseClock:
+        before = dt.datetime.now(dt.UTC)
+        facts = store.facts()
+        after = dt.datetime.now(dt.UTC)
+        if "lease_clock" in facts:  # a clock of this machine
+            return cls(after)
+        now = moment(facts["lease_clock_us"])
+        return cls(now, (now - before - (after - before) / 2).total_seconds())
 
-    def left_s(self, run: RunInfo) -> float | None:
+    def left_s(self, run: RunInfo) -> float:
         """Return how long the lease of a run still lasts; 0 or less when it has expired."""
-        entry = run._entry
-        if entry is None or not entry.until:
-            return None
-        if self.id is not None and entry.clock != self.id:
-            return 0.0  # the machine has booted since
-        return (entry.until - self.now) / 1e6
+        expires_at = run.lease_expires_at  # None: there is no lease, or one from before this machine booted
+        return 0.0 if expires_at is None else (expires_at - self.now).total_seconds()
 
     def standing(self, run: RunInfo) -> str:
         """Return the status of a run; a running one is live or dead."""
         if run.status != "running":
             return run.status
-        left_s = self.left_s(run)
         is_gone = run.owner is not None and run.owner.is_gone()
-        return "dead" if is_gone or left_s is None or left_s <= 0 else "live"
+        return "dead" if is_gone or self.left_s(run) <= 0 else "live"

@@ -12,76 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from outlive.backend import EntryQuery, ThreadQuery
 from outlive.cli.output.escape import escape_terminal, quote_argument, unescape
-from outlive.errors import AmbiguousRun, BadArgument, Corrupt, KeyMissing
+from outlive.errors import BadArgument, Corrupt
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
-    from outlive.backend import CheckpointRecord, ThreadKey, ThreadRow
-    from outlive.layers.replication.pair import PairRecord
+    from outlive.backend import CheckpointRecord, ThreadRow
+    from outlive.cli.opened_store import OpenedStore
     from outlive.runs.lease import RunInfo
-    from outlive.store import Settings
-    from outlive.sync.store import Store
     from outlive.sync.thread import Thread
-    from outlive.threads.engine import Engine
     from outlive.values import ThreadInfo
 
 _MATCHES = 6  # that an error lists
 
 
-# Where commands reach below a store, for records and settings that it does not show.
-
-
-def engine_of(store: Store) -> Engine:
-    return store._store._engine
-
-
-def settings_of(store: Store) -> Settings:
-    return store._store._settings
-
-
-def backend_of(store: Store) -> Any:
-    """Return the backend below all layers: of a pair, the active one."""
-    backend: Any = engine_of(store).backend
-    pair = store._store._pair
-    if pair is not None:
-        return pair.stores.active
-    while hasattr(backend, "inner"):  # encryption, and the guard of one store of a pair
-        backend = backend.inner
-    return backend
-
-
-def facts_of(store: Store) -> dict[str, Any]:
-    """Return the facts of the backend: of a pair, those of the active store."""
-    return run_now(engine_of(store).backend.facts())
-
-
-def pair_record_of(store: Store) -> PairRecord | None:
-    """Return the pair record of a store that was opened alone; None if it is in no pair, or left it."""
-    from outlive.layers.replication.pair import ALONE, read_pair_record
-
-    if store._store._pair is not None:
-        return None
-    settings = settings_of(store)
-    record = run_now(read_pair_record(backend_of(store), settings.tenant, settings.timeout_s))
-    return None if record is None or record.ended == ALONE else record
-
-
-def check_keys(store: Store) -> None:
-    """Raise KeyMissing when what may be deleted cannot be decided: everything would look needed."""
-    from outlive.layers.encryption.layer import Encrypted
-
-    backend = engine_of(store).backend
-    if isinstance(backend, Encrypted) and not backend.has_key:
-        raise KeyMissing(None)
-
-
-def key_of(store: Store, thread: str) -> ThreadKey:
-    return store._store._key(thread)
-
-
-def find_thread(store: Store, text: str, *, is_exact: bool = False) -> str:
+def find_thread(store: OpenedStore, text: str, *, is_exact: bool = False) -> str:
     """Return the id of the only thread that matches."""
-    backend, tenant = engine_of(store).backend, settings_of(store).tenant
+    backend, tenant = store.engine.backend, store.tenant
 
     def match(id: str) -> list[str]:
         if run_now(backend.threads(ThreadQuery(tenant, only=id, heads=False))):
@@ -96,15 +42,15 @@ def find_thread(store: Store, text: str, *, is_exact: bool = False) -> str:
     return _only_match("thread", text, match, "outlive ls lists all threads", is_exact)
 
 
-def list_threads(store: Store, damaged: list[Corrupt], **selection: Any) -> Iterator[ThreadInfo]:
+def list_threads(store: OpenedStore, damaged: list[Corrupt], **selection: Any) -> Iterator[ThreadInfo]:
     """List threads; damaged ones are skipped, and their errors added to the list."""
     from outlive.sync.iterator import each
     from outlive.threads.listing import Threads
 
-    return each(Threads(engine_of(store), settings_of(store).tenant, damaged=damaged, **selection))
+    return each(Threads(store.engine, store.tenant, damaged=damaged, **selection))
 
 
-def find_prefix(store: Store, text: str) -> str:
+def find_prefix(store: OpenedStore, text: str) -> str:
     """Return a prefix of ids as given, unless only its unescaped form matches threads."""
     if "\\" not in text or next(iter(store.threads(prefix=text, limit=1)), None) is not None:
         return text
@@ -112,10 +58,10 @@ def find_prefix(store: Store, text: str) -> str:
 
 
 def find_checkpoint(
-    store: Store, thread: Thread, text: str | None, *, is_exact: bool = False, is_anywhere: bool = False
+    store: OpenedStore, thread: Thread, text: str | None, *, is_exact: bool = False, is_anywhere: bool = False
 ) -> CheckpointRecord:
     """Return the only checkpoint that matches; None means the head. `is_anywhere`: in any namespace."""
-    engine, key = engine_of(store), key_of(store, thread.id)
+    engine, key = store.engine, store.key(thread.id)
     if text != "":
         result = run_now(engine.backend.read(key, thread.namespace, text, chunks=False))
         if result.record is not None:
@@ -154,27 +100,24 @@ def _at_position(records: list[CheckpointRecord], text: str) -> CheckpointRecord
     return matches[0]
 
 
-def find_run(store: Store, text: str, *, thread: str | None = None, is_exact: bool = False) -> RunInfo:
+def find_run(store: OpenedStore, text: str, *, thread: str | None = None, is_exact: bool = False) -> RunInfo:
     """Return the only run that matches, in one thread if that is given."""
-    from outlive.runs.lease import RUN, find_all, unpack_run
+    from outlive.runs.lease import RUN
 
-    engine, tenant = engine_of(store), settings_of(store).tenant
-    key = None if thread is None else key_of(store, find_thread(store, thread))
+    key = None if thread is None else store.key(find_thread(store, thread))
 
     def find_ids(id: str) -> list[str]:
         entries = run_now(
-            engine.backend.entries(EntryQuery(tenant, RUN, thread=key, prefix=id, limit=_MATCHES))
+            store.engine.backend.entries(EntryQuery(store.tenant, RUN, thread=key, prefix=id, limit=_MATCHES))
         )
         ids = list(dict.fromkeys(entry.key for _, entry in entries))
         return [id] if id in ids else [] if is_exact else ids
 
     id = _only_match("run", text, find_ids, "outlive runs --all lists all runs", is_exact)
-    matches = [match for match in run_now(find_all(engine, tenant, id)) if key in (None, match[0])]
-    if len(matches) > 1:
-        raise AmbiguousRun(id, [key.id for key, _ in matches])
-    if not matches:
+    run = store.find_run(id, thread=None if key is None else key.id)
+    if run is None:
         raise BadArgument(f"run '{escape_terminal(id)}' was deleted")
-    return unpack_run(engine.codec, *matches[0])
+    return run
 
 
 def _only_match(
@@ -196,14 +139,3 @@ def _only_match(
 def _list(ids: Iterable[str]) -> str:
     names = [escape_terminal(id) for id in ids]
     return ", ".join(names[: _MATCHES - 1]) + (", …" if len(names) >= _MATCHES else "")
-
-
-def run_of_head(store: Store, info: Any) -> RunInfo | None:
-    """Return the run that saved the newest checkpoint of a thread."""
-    from outlive.runs.lease import RUN, find, unpack_run
-
-    if info.head is None or info.head.run is None:
-        return None
-    engine, key = engine_of(store), key_of(store, info.id)
-    entry = run_now(find(engine, key, RUN, info.head.run))
-    return None if entry is None else unpack_run(engine.codec, key, entry)

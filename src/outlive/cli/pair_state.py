@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outlive.backends.server.urls import BackendFactory
-from outlive.cli.config import configure_store, open_backend
+from outlive.cli.config import configure_store
 from outlive.cli.output.units import format_count, format_duration, format_size
 from outlive.errors import KeyMissing, OutliveError, StoreError, StoreMissing, StoreUnavailable
-from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
+from outlive.factory import existing_backend
+from outlive.layers.encryption.keyring import KeyRing, is_encrypted, key_of
 from outlive.layers.replication.backlog import Backlog
 from outlive.layers.replication.pair import (
     ALONE,
@@ -78,8 +79,11 @@ def _forget_ended(replica: Replica, other: Replica) -> Replica:
 
 
 def _inspect(role: int, served: BackendFactory, tenant: str, timeout_s: float) -> Replica:
+    async def make() -> Any:
+        return served.sync(timeout_s)
+
     try:
-        backend = open_backend(served, timeout_s)
+        backend = run_now(existing_backend(served, make))
         try:
             return run_now(_read_replica(role, served.shown, backend, tenant, timeout_s))
         finally:
@@ -94,7 +98,7 @@ async def _read_replica(role: int, url: str, backend: Any, tenant: str, timeout_
     counts = await Backlog(backend, replicator, tenant, SyncRuntime(), timeout_s).count()
     # A store outside a pair may have no identity yet, and reading it would create one.
     identity = b"" if record is None else await backend.identity(b"")
-    return Replica(role, url, record, None, *counts, key_of(identity) if is_sealed(identity) else None)
+    return Replica(role, url, record, None, *counts, key_of(identity) if is_encrypted(identity) else None)
 
 
 def epoch_of(replicas: Replicas) -> int | None:

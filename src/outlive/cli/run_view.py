@@ -17,9 +17,9 @@ from outlive.cli.output.units import format_age, format_duration, format_time
 from outlive.cli.output.values import lines, one_line, to_json
 
 if TYPE_CHECKING:
+    from outlive.cli.opened_store import OpenedStore
     from outlive.runs.lease import RunInfo
     from outlive.runs.steps import StepInfo
-    from outlive.sync.store import Store
 
 _UNLIMITED = 1_000_000  # characters
 
@@ -30,10 +30,10 @@ class RunView:
 
     info: RunInfo
     clock: LeaseClock
-    store: Store
+    store: OpenedStore
 
     @classmethod
-    def of(cls, store: Store, info: RunInfo) -> RunView:
+    def of(cls, store: OpenedStore, info: RunInfo) -> RunView:
         return cls(info, LeaseClock.of(store), store)
 
     def item(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _step_item(step: StepInfo) -> dict[str, Any]:
 
 
 def list_runs(
-    store: Store, wanted: set[str], agent: str | None, thread: str | None, limit: int, after: str | None
+    store: OpenedStore, wanted: set[str], agent: str | None, thread: str | None, limit: int, after: str | None
 ) -> tuple[list[RunView], str | None]:
     """Return the runs in one of the wanted states by id, and the id after which there are more."""
     clock = LeaseClock.of(store)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlive.cli.config import open_arguments
-from outlive.cli.lookup import backend_of, engine_of
+from outlive.cli.config import configure_store
+from outlive.cli.opened_store import OpenedStore
 from outlive.cli.output.opaque import OpaqueCodec
 from outlive.errors import BadArgument, KeyMissing, NotEncrypted
+from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
     from outlive.layers.encryption.keyring import KeyRing
-    from outlive.sync.store import Store
 
 _MAGIC = b"SQLite format 3\0"
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
@@ -79,7 +80,7 @@ def open_store(
     knows_types: bool = False,
     needs_key: bool = True,
     takes_over: bool = False,
-) -> Iterator[Store]:
+) -> Iterator[OpenedStore]:
     """Open a store. Values of registered types stay as they are stored, unless `knows_types`.
 
     Without `needs_key` an encrypted store is opened without keys, for what needs none.
@@ -87,25 +88,25 @@ def open_store(
     if not create:
         options = pair_options(url, options, takes_over=takes_over, needs_key=needs_key)
     # Inspecting a pair has shown that both stores exist, or that the one that is missing may be filled.
-    with _open(url, {**options, "create": create or "secondary" in options}, needs_key) as store:
+    options = {**options, "create": create or "secondary" in options}
+    codec = None if knows_types else OpaqueCodec()
+    with _open(url, options, codec, needs_key) as store:
         _check_encrypted(store, options.get("key"))
-        if not knows_types:
-            engine_of(store).codec = OpaqueCodec()
         yield store
 
 
-def _open(url: str, options: dict[str, Any], needs_key: bool) -> Store:
-    import outlive
+def _open(url: str, options: dict[str, Any], codec: OpaqueCodec | None, needs_key: bool) -> OpenedStore:
+    from outlive.factory import open_parts
+    from outlive.layers.encryption.keyring import KeyRing
 
     check_url(url)
+    config = replace(configure_store(url, options), codec=codec)
     try:
-        return outlive.open(url, **open_arguments(options))
+        return OpenedStore(run_now(open_parts(config)))
     except KeyMissing:
         if needs_key or "key" in options:
             raise
-    from outlive.layers.encryption.keyring import KeyRing
-
-    return outlive.open(url, **open_arguments({**options, "key": KeyRing()}))
+    return OpenedStore(run_now(open_parts(replace(config, ring=KeyRing()))))
 
 
 def check_url(url: str) -> None:
@@ -131,12 +132,11 @@ def pair_options(
     return options_of_pair(inspect_pair(url, options), options, takes_over=takes_over, needs_key=needs_key)
 
 
-def _check_encrypted(store: Store, ring: KeyRing | None) -> None:
+def _check_encrypted(store: OpenedStore, ring: KeyRing | None) -> None:
     """Refuse an empty ring for a store that is not encrypted: all of it would look damaged."""
     if ring is None or ring.ids:
         return
-    from outlive.layers.encryption.keyring import is_sealed
-    from outlive.runtime.runtime import run_now
+    from outlive.layers.encryption.keyring import is_encrypted
 
-    if not is_sealed(run_now(backend_of(store).identity(b""))):
+    if not is_encrypted(run_now(store.backend.identity(b""))):
         raise NotEncrypted

@@ -4,7 +4,7 @@ Pure, no I/O.
 
 No checkpoint depends on another: each lists all of its spans, so any one can be deleted, forked or
 copied alone. Spans name chunks by their position in the record's clear list of names, so chunks can
-be renamed (by a copy into another store) without opening a body, which may be sealed.
+be renamed (by a copy into another store) without decoding a body, which may be encrypted.
 """
 
 from __future__ import annotations

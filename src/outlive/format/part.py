@@ -1,6 +1,16 @@
-"""A stretch of the stream of a state: its bytes, its cuts, and where it is stored. Pure, no I/O."""
+"""A stretch of the stream of a state, and what it has in common with the one before. Pure, no I/O.
+
+A part knows its bytes, its cuts, and where it is stored. When a run of elements is packed again, an
+alignment finds the bytes that the old part has too. By far the most common is a run that grew: one
+comparison. Then come edits (a common beginning and end), a window that moved on, and at last single
+pieces wherever they are now.
+"""
 
 from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from outlive.format.codec import Codec
 
@@ -86,3 +96,157 @@ class Part:
 
 
 _SHORT = 8  # the rest is joined with the beginning when it is longer than an eighth of it
+
+
+class LayoutChanged(Exception):
+    """The old branch does not fit this container: split it fully."""
+
+
+class Packer(Protocol):
+    """What packs elements for an alignment."""
+
+    def pack_run(self, elements: list[Any], is_dict: bool) -> bytes: ...
+    def cut(
+        self, elements: list[Any], is_dict: bool, limit: int, average: float, packed: bytes
+    ) -> tuple[list[bytes], list[int], bool]: ...
+
+
+@dataclass(slots=True)
+class Alignment:
+    """Finds the bytes of a run in its predecessor: at its start, at its end, then anywhere."""
+
+    _packer: Packer
+    _elements: list[Any]
+    _is_dict: bool
+    _limit: int
+    _data: bytes
+    _start: int  # of the run in `_data`; below 0, the old run was found before these bytes
+    _size: int
+
+    def align(self, old: Part) -> Part:
+        """Return the new part, with what it keeps of the old one."""
+        if self._start < 0:
+            return self._grown(old)
+        head = self._common_prefix(old)
+        if head == len(old.ends):
+            return self._grown(old)
+        if head == 0:
+            shifted = self._shifted(old)
+            if shifted is not None:
+                return shifted
+        # Of a few pieces each is looked for alone anyway.
+        tail = self._common_suffix(old, head) if len(old.ends) - head > _FEW else 0
+        return self._assemble(old, head, tail)
+
+    def _grown(self, old: Part) -> Part:
+        """The old run, and more at the end: by far the most common."""
+        part = Part(None, list(old.ends), list(old.marks))
+        part.kept = [(0, old.size, old, 0)] if old.size else []
+        part = self._finish(part, old, self._elements[part.marks[-1] if part.marks else 0 :])
+        part.hold_more(old, self._data[self._start + old.size :])
+        return part
+
+    def _shifted(self, old: Part) -> Part | None:
+        """A sliding window: the old run without its first elements, and more at the end."""
+        if not self._elements:
+            return None
+        first = self._packer.pack_run(self._elements[:1], self._is_dict)
+        whole = old.whole()
+        start = bytes(whole).find(first)
+        cut = bisect_left(old.ends, start)
+        if start <= 0 or cut >= len(old.ends) or old.ends[cut] != start:
+            return None
+        if not self._data.startswith(whole[start:], self._start):
+            return None
+        gone = old.marks[cut]
+        part = Part(
+            None, [end - start for end in old.ends[cut + 1 :]], [mark - gone for mark in old.marks[cut + 1 :]]
+        )
+        part.kept = [(0, old.size - start, old, start)]
+        return self._finish(part, old, self._elements[part.marks[-1] if part.marks else 0 :])
+
+    def _assemble(self, old: Part, head: int, tail: int) -> Part:
+        """Keep the first `head` and the last `tail` cuts of the old run; pack what is between them."""
+        part = Part(None, old.ends[:head], old.marks[:head])
+        if head:
+            part.kept = [(0, part.size, old, 0)]
+        before, count = _before_tail(old, tail) if tail else (old.size, 0)
+        done = part.marks[-1] if part.marks else 0
+        part = self._finish(part, old, self._elements[done : len(self._elements) - count], old.size - before)
+        if tail:
+            shift, more = self._size - old.size, len(self._elements) - old.marks[-1]
+            part.ends += [end + shift for end in old.ends[-tail:]]
+            part.marks += [mark + more for mark in old.marks[-tail:]]
+            part.kept.append((before + shift, old.size - before, old, before))
+        return part
+
+    def _finish(self, part: Part, old: Part, elements: list[Any], after: int = 0) -> Part:
+        """Cut the new elements and look for each piece among the unused old ones.
+
+        `after` bytes follow them.
+        """
+        average = self._size / max(1, len(self._elements))
+        at, mark = part.size, part.marks[-1] if part.marks else 0
+        packed = self._data[self._start + at : len(self._data) - after]
+        pieces, counts, holds_bytes = self._packer.cut(elements, self._is_dict, self._limit, average, packed)
+        leftovers = _leftovers(old, part.kept) if len(pieces) > 1 or not part.kept else {}
+        for piece, count in zip(pieces, counts, strict=True):
+            if (where := leftovers.get(piece)) is not None:
+                part.kept.append((at, len(piece), old, where))
+            at += len(piece)
+            mark += count
+            part.ends.append(at)
+            part.marks.append(mark)
+        if at + after != self._size:
+            raise LayoutChanged
+        part.hold(self._data, self._start)
+        part.size = self._size
+        part.holds_bytes = old.holds_bytes or holds_bytes
+        return part
+
+    def _common_prefix(self, old: Part) -> int:
+        """Return how many of the old cuts lie inside the common prefix."""
+        if old.starts(self._data, self._start):
+            return len(old.ends)
+        low, high, same = 0, len(old.ends) - 1, 0
+        while low < high:
+            middle = (low + high) // 2
+            if self._data.startswith(old.cut(same, old.ends[middle]), self._start + same):
+                same = old.ends[middle]
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _common_suffix(self, old: Part, head: int) -> int:
+        """Return how many of the last old pieces end the new run too, apart from the first `head`."""
+        room = self._size - (old.ends[head - 1] if head else 0)
+        low, high = 0, len(old.ends) - head
+        while low < high:
+            middle = (low + high + 1) // 2
+            before, _ = _before_tail(old, middle)
+            if old.size - before <= room and self._data.endswith(old.whole()[before:]):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+_FEW = 4
+
+
+def _before_tail(old: Part, tail: int) -> tuple[int, int]:
+    """Return where the last `tail` pieces begin, and how many elements they are."""
+    if tail == len(old.ends):
+        return 0, old.marks[-1] if old.marks else 0
+    return old.ends[-tail - 1], old.marks[-1] - old.marks[-tail - 1]
+
+
+def _leftovers(old: Part, kept: list[tuple[int, int, Part, int]]) -> dict[bytes, int]:
+    used = [(offset, offset + length) for _, length, _, offset in kept]
+    pieces, start = {}, 0
+    for end in old.ends:
+        if not any(a <= start and end <= b for a, b in used):
+            pieces[old.cut(start, end)] = start
+        start = end
+    return pieces

@@ -55,15 +55,7 @@ _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d)\.(\d{6})")
 Json = Any
 # What reading a malformed form raises.
-_WRONG = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-    ArithmeticError,
-    Corrupt,
-)
+_WRONG = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError, Corrupt)
 
 
 def readable(data: bytes) -> Json:

@@ -17,7 +17,7 @@ import sys
 import types
 import typing
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,7 +123,7 @@ class Registry:
                 continue
             seen.add(item)
             todo.extend((*typing.get_args(item), typing.get_origin(item)))
-            if isinstance(item, type) and _has_anatomy(item):
+            if isinstance(item, type) and item not in _NATIVE and _find_anatomy(item) is not None:
                 if self.of(item) is None:
                     self.add(item, item.__qualname__)
                 todo.extend(_hints(item))
@@ -171,10 +171,6 @@ def _hints(cls: type) -> list[Any]:
         return list(typing.get_type_hints(cls).values())
     except (NameError, TypeError):  # a forward reference to something local: those are registered by hand
         return []
-
-
-def _has_anatomy(cls: type) -> bool:
-    return cls not in _NATIVE and _find_anatomy(cls) is not None
 
 
 def _anatomy(cls: type) -> tuple[Encode, Decode]:
@@ -234,15 +230,20 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _defaults(fields: Iterable[Any], missing: object) -> dict[str, Callable[[], Any]]:
+    defaults: dict[str, Callable[[], Any]] = {}
+    for field in fields:
+        if field.default is not missing:
+            defaults[field.name] = functools.partial(_same, field.default)
+        elif field.default_factory is not missing:
+            defaults[field.name] = field.default_factory
+    return defaults
+
+
 def _dataclass(cls: Any) -> tuple[Encode, Decode]:
     fields = dataclasses.fields(cls)
     names = [field.name for field in fields]
-    defaults: dict[str, Callable[[], Any]] = {}
-    for field in fields:
-        if field.default is not dataclasses.MISSING:
-            defaults[field.name] = functools.partial(_same, field.default)
-        elif field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory
+    defaults = _defaults(fields, dataclasses.MISSING)
 
     def encode(obj: Any) -> dict[str, Any]:
         return {name: getattr(obj, name) for name in names}
@@ -269,12 +270,7 @@ def _namedtuple(cls: Any) -> tuple[Encode, Decode]:
 def _struct(cls: Any) -> tuple[Encode, Decode]:
     structs = sys.modules["msgspec"].structs
     names = list(cls.__struct_fields__)
-    defaults: dict[str, Callable[[], Any]] = {}
-    for field in structs.fields(cls):
-        if field.default is not sys.modules["msgspec"].NODEFAULT:
-            defaults[field.name] = functools.partial(_same, field.default)
-        elif field.default_factory is not sys.modules["msgspec"].NODEFAULT:
-            defaults[field.name] = field.default_factory
+    defaults = _defaults(structs.fields(cls), sys.modules["msgspec"].NODEFAULT)
 
     def encode(obj: Any) -> dict[str, Any]:
         return {name: getattr(obj, name) for name in names}

@@ -29,10 +29,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outlive.errors import Unencodable
-from outlive.format.alignment import Alignment, LayoutChanged
 from outlive.format.codec import MAX_NESTED, Codec, is_utf8, may_hold_bytes
 from outlive.format.extensions import MAP, Raw
-from outlive.format.part import Part
+from outlive.format.part import Alignment, LayoutChanged, Part
 
 LARGE = 64 * 1024  # a str or bytes from here on has a part of its own
 SPLIT = 2 * 1024  # a container below this stays whole
@@ -287,8 +286,10 @@ class _Splitter:
         for at in range(0, len(elements), step):
             group = elements[at : at + step]
             piece = packed if len(group) == len(elements) else self.pack_run(group, is_dict)
-            if len(piece) >= limit and self._splits(group[0], is_dict, limit):
-                raise LayoutChanged
+            if len(piece) >= limit:
+                first = group[0][1] if is_dict else group[0]
+                if not isinstance(self.visit(first, None, limit), bytes):  # it would be split
+                    raise LayoutChanged
             if may_hold_bytes(piece):
                 byte_type = self._byte_types(group, is_dict)
                 if byte_type is bytearray:
@@ -297,9 +298,6 @@ class _Splitter:
             pieces.append(piece)
             counts.append(len(group))
         return pieces, counts, holds_bytes
-
-    def _splits(self, element: Any, is_dict: bool, limit: int) -> bool:
-        return not isinstance(self.visit(element[1] if is_dict else element, None, limit), bytes)
 
     # Fully: element by element
 

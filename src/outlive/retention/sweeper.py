@@ -207,7 +207,7 @@ class Sweeper:
         damaged: list[Corrupt] = []
         rows = Threads(self._engine, self._tenant, heads=False, damaged=damaged)
         while (row := await rows.next_row()) is not None:
-            if not pace.goes_on:
+            if not pace.may_continue:
                 swept.is_complete = False
                 break
             did = True

@@ -40,7 +40,7 @@ class Pacer:
         self._since = time.monotonic()
 
     @property
-    def goes_on(self) -> bool:
+    def may_continue(self) -> bool:
         return not self._bell.is_set() and (self._lock is None or self._lock.is_held)
 
     async def rest(self) -> None:
@@ -194,7 +194,7 @@ class ThreadSweep:
                 if done.checkpoints < limit:
                     return
                 await self._pace.rest()
-                if not self._pace.goes_on:
+                if not self._pace.may_continue:
                     self._swept.is_complete = False
                     return
         finally:
@@ -224,7 +224,7 @@ class ThreadSweep:
 
 def _freed_bytes(contents: ThreadContents, removed: set[CheckpointKey]) -> int:
     """Return the bytes that a removal of checkpoints frees. Unread chunks are freed in any case."""
-    records = [record for record in contents.records if (record.namespace, record.id) in removed]
+    records = [record for record in contents.records if record.key in removed]
     return sum(len(record.body) for record in records) + sum(contents.dead(removed).values())
 
 
@@ -232,9 +232,9 @@ class _Batch:
     """What one commit of a sweep removes."""
 
     def __init__(
-        self, visit: ThreadSweep, key: ThreadKey, limit: int, contents: ThreadContents, needed: ByReason
+        self, sweep: ThreadSweep, key: ThreadKey, limit: int, contents: ThreadContents, needed: ByReason
     ) -> None:
-        self._visit = visit
+        self._sweep = sweep
         self._key = key
         self._limit = limit
         self._contents = contents
@@ -244,12 +244,12 @@ class _Batch:
 
     async def choose(self, records: list[CheckpointRecord]) -> set[CheckpointKey]:
         """Pick the oldest of what is due and not needed; asked again when others delete too."""
-        due = self._visit.due(records)
+        due = self._sweep.due(records)
         is_seen = records is self._contents.records
-        needed = self._needed if is_seen else await self._visit.needed(self._key, records)
+        needed = self._needed if is_seen else await self._sweep.needed(self._key, records)
         free = (due["max_age"] | due["keep_last"]) - set().union(*needed.values())
-        oldest = [record for record in reversed(records) if (record.namespace, record.id) in free]
-        picked = {(record.namespace, record.id) for record in oldest[: self._limit]}
+        oldest = [record for record in reversed(records) if record.key in free]
+        picked = {record.key for record in oldest[: self._limit]}
         self.chosen = {reason: pairs & picked for reason, pairs in due.items()}
         self.bodies = sum(len(record.body) for record in oldest[: self._limit])
         return picked

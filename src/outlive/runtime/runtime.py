@@ -53,7 +53,7 @@ class Deadline:
 
     def remaining_s(self) -> float | None:
         """Return the timeout for the rest of the call; None means no limit."""
-        return None if self._end is None else max(0.001, round(self.left_s(), 3))
+        return None if self._end is None else max(0.001, round(self._end - time.monotonic(), 3))
 
 
 class Task(Protocol):

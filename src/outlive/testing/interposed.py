@@ -1,4 +1,4 @@
-"""A backend in whose calls a test can meddle: see them, act between two of them, lose an answer."""
+"""A backend whose calls a test can record, interrupt and refuse, and whose answers it can lose."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from outlive.backend import Backend
+from outlive.errors import StoreUnavailable
 
 Hook = Callable[..., Awaitable[Any]]
 
@@ -24,8 +25,19 @@ class Interposed:
         self.on_call: Hook | None = None  # acts before every call, with the name of its method
 
     def before(self, method: str, hook: Hook) -> None:
-        """Let `hook(*args)` act before the next call of a method."""
+        """Call `hook(*args)` before the next call of a method."""
         self._before[method].append(hook)
+
+    def refuse(self, method: str, *, after: int = 0) -> None:
+        """Make a call of a method fail as if the store could not be reached: by default the next one."""
+
+        async def refuse(*args: Any) -> None:
+            raise StoreUnavailable("unreachable")
+
+        async def forward(*args: Any) -> None:
+            pass
+
+        self._before[method] += [*[forward] * after, refuse]
 
     def after(self, method: str, hook: Hook) -> None:
         """Call `hook(result)` after the next call of a method.
@@ -35,11 +47,11 @@ class Interposed:
         self._after[method].append(hook)
 
     def before_call(self, number: int, hook: Hook) -> None:
-        """Let `hook()` act before one of the next calls, whatever that is: 0 is the very next."""
+        """Call `hook()` before one of the next calls of any method: 0 is the very next."""
         self._at_call = (len(self.calls) + number, hook)
 
     async def act_now(self) -> None:
-        """Let the hook of `before_call` act that has not yet."""
+        """Call the hook of `before_call` now, unless it was called already."""
         if self._at_call is not None:
             (_, hook), self._at_call = self._at_call, None
             await hook()

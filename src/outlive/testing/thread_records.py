@@ -1,4 +1,4 @@
-"""Making records, and reading all that a backend has of a thread."""
+"""Makes records, and reads everything that a backend has of a thread."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def copied(record: CheckpointRecord, **fields: Any) -> CheckpointRecord:
 
 @contextlib.contextmanager
 def expected(error: type[OutliveError], what: str) -> Iterator[None]:
-    """Expect an error, and say of what when it is another one or none."""
+    """Expect an error; otherwise fail with the name of the case."""
     try:
         yield
     except error:
@@ -72,7 +72,7 @@ def expected(error: type[OutliveError], what: str) -> Iterator[None]:
 
 
 def live(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> set[bytes]:
-    """Return the chunks that somebody names."""
+    """Return the chunks that records and writes name."""
     return {name for record in records for name in record.chunks} | {
         name for write in writes for name in write.chunks
     }

@@ -1,4 +1,4 @@
-"""One test on one backend in one io_mode: opening, driving, running things at once.
+"""One test on one backend, sync or async: opens stores, and runs work at once.
 
 On the sync side a whole test is one coroutine that never suspends, driven by `run_now` over the
 sync mode of everything; on the async side it runs in an event loop.
@@ -64,7 +64,7 @@ class Opener:
 
     @classmethod
     def of(cls, source: Any) -> Opener:
-        """Take what the fixture gave: an opener, or one local backend to be used as it is."""
+        """Return the opener of a fixture: it returns an opener, or a local backend that is used as it is."""
         if isinstance(source, Opener):
             return source
         if not hasattr(source, "commit_all"):
@@ -89,7 +89,7 @@ class SyncDriver:
 
     async def open(self, opener: Opener) -> Backend:
         if opener.sync is None:
-            pytest.skip("this backend has no sync io_mode")
+            pytest.skip("this backend has no sync mode")
         return opener.sync()
 
     async def together(self, works: Sequence[Work]) -> list[Any]:
@@ -137,7 +137,7 @@ class AsyncDriver:
 
     async def open(self, opener: Opener) -> Backend:
         if opener.asynchronous is None:
-            pytest.skip("this backend has no async io_mode")
+            pytest.skip("this backend has no async mode")
         return await opener.asynchronous()
 
     async def together(self, works: Sequence[Work]) -> list[Any]:
@@ -184,7 +184,7 @@ class Trial:
         cache_bytes: int = 64 << 20,
         registry: Registry | None = None,
     ) -> AsyncStore:
-        """Open a store in the mode of the test, with methods to be awaited in both."""
+        """Open a store in the mode of the test; its methods are awaited in both modes."""
         backend = backend or await self.backend()
         key = await backend.identity(NAMING_KEY)
         codec = Codec(registry) if registry is not None else Codec()
@@ -199,7 +199,7 @@ class Trial:
         return await self.store(backend=backend, tenant=tenant)
 
     async def interposed(self, **options: Any) -> tuple[Interposed, AsyncStore]:
-        """Open a store whose calls a test can meddle with."""
+        """Open a store whose backend calls a test can interrupt."""
         backend = Interposed(await self.backend())
         return backend, await self.store(backend=cast(Backend, backend), **options)
 
@@ -210,7 +210,7 @@ class Trial:
         return await self.store(tenant=store._settings.tenant)
 
     async def together(self, *works: Work) -> list[Any]:
-        """Do all of it at once; return results and exceptions in order."""
+        """Run all of them at once; return results and exceptions in order."""
         return await self.driver.together(works)
 
     async def sleep(self, seconds: float) -> None:

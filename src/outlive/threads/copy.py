@@ -19,11 +19,11 @@ from outlive.backend import (
     EntryRecord,
     Receipt,
     ThreadKey,
-    ThreadQuery,
     ThreadRow,
     WriteRecord,
     entry_pages,
     retry_stale,
+    thread_row,
 )
 from outlive.backend.entries import COPIED
 from outlive.backend.transfer import (
@@ -56,7 +56,7 @@ async def into_thread(
 ) -> None:
     """Copy records into an empty thread of the same store, which copies the chunks itself."""
     names = names_of(records, writes)
-    checkpoints = {(record.namespace, record.id) for record in records} | {write.key[:2] for write in writes}
+    checkpoints = {record.key for record in records} | {write.checkpoint_key for write in writes}
 
     async def attempt() -> Receipt:
         version = await check_vacant(engine, target)  # before anything is copied into it
@@ -85,10 +85,10 @@ async def into_store(source: Engine, target: Engine, key: ThreadKey, row: Thread
         except Corrupt:
             if not await source.has_moved(key, row.generation):
                 raise
-        rows = await source.backend.threads(ThreadQuery(key.tenant, only=key.id))
-        if not rows:
+        current = await thread_row(source.backend, key, heads=True)
+        if current is None:
             return 0  # deleted meanwhile
-        row = rows[0]
+        row = current
     raise StaleBase(key.id)
 
 
@@ -115,8 +115,8 @@ def _tombstone_before(
     whole = tombstones.whole
     if whole is None or not any(map(tombstones.cover, records)):
         return None
-    places = {_key(record): record.order for record in stored}
-    is_back = any(places.get(_key(record)) == _after(whole, record).order for record in records)
+    places = {record.key: record.order for record in stored}
+    is_back = any(places.get(record.key) == _after(whole, record).order for record in records)
     return whole if is_back or not stored else None
 
 
@@ -151,11 +151,11 @@ class _Copy:
         tombstones = Tombstones(await entries_of(target, key, TOMBSTONE))
         deletion = _tombstone_before(tombstones, records, stored)
         records = [_after(deletion, record) for record in records]
-        deleted = {_key(record) for record in records if tombstones.cover(record)}
+        deleted = {record.key for record in records if tombstones.cover(record)}
         # What the target has is not sent: a commit would count as use of the thread there.
-        new = _new([record for record in records if _key(record) not in deleted], stored)
+        new = _new([record for record in records if record.key not in deleted], stored)
         await self._send("checkpoints", new)
-        writes = [write for write in await source.writes(key, None) if write.key[:2] not in deleted]
+        writes = [write for write in await source.writes(key, None) if write.checkpoint_key not in deleted]
         await self._send("writes", _new(writes, await target.writes(key, None)))
         for kind in COPIED:
             entries = [_after(deletion, entry) for entry in await entries_of(source, key, kind)]
@@ -167,7 +167,7 @@ class _Copy:
         for at in range(0, len(rows), _PAGE):
             page = tuple(rows[at : at + _PAGE])
             for row in page:
-                with Located(self._key, None if field == "entries" else _key(row)[1]):
+                with Located(self._key, None if field == "entries" else row.key[1]):
                     refuse_unopened(row.body or b"")
             commit = Commit(self._key, merge=True)
             setattr(commit, field, page)
@@ -178,10 +178,8 @@ class _Copy:
         if row.info is None:
             return
         refuse_unopened(row.info)
-        rows = await self._target.backend.threads(
-            ThreadQuery(self._key.tenant, only=self._key.id, heads=False)
-        )
-        if any((there.info_version, there.info or b"") >= (row.info_version, row.info) for there in rows):
+        there = await thread_row(self._target.backend, self._key)
+        if there is not None and (there.info_version, there.info or b"") >= (row.info_version, row.info):
             return
         commit = Commit(self._key, merge=True, info=row.info, info_projection=row.info_projection)
         commit.info_version = row.info_version
@@ -198,11 +196,11 @@ class _Copy:
         return receipt
 
     async def _compare(self, commit: Commit) -> None:
-        wanted = {(record.namespace, record.id) for record in commit.checkpoints}
+        wanted = {record.key for record in commit.checkpoints}
         records = await find_records(self._target.backend, self._key, wanted)
-        stored = {_key(record): record for record in records}
+        stored = {record.key: record for record in records}
         for record in commit.checkpoints:
-            there = stored.get(_key(record))
+            there = stored.get(record.key)
             with Located(self._key, record.id):
                 if there is None:
                     raise Corrupt("the copy does not have it")
@@ -224,10 +222,6 @@ def _checks(engine: Engine, key: ThreadKey) -> Check:
     return check
 
 
-def _key(row: Row) -> Any:
-    return (row.namespace, row.id) if isinstance(row, CheckpointRecord) else row.key
-
-
 def _precedence(row: Row) -> tuple[Any, ...]:
     if isinstance(row, CheckpointRecord):
         return (row.version, row.body)
@@ -236,5 +230,5 @@ def _precedence(row: Row) -> tuple[Any, ...]:
 
 def _new(rows: Iterable[R], stored: Iterable[R]) -> list[R]:
     """Return the rows that a merge would store: new ones, and newer ones."""
-    there = {_key(row): _precedence(row) for row in stored}
-    return [row for row in rows if _key(row) not in there or there[_key(row)] < _precedence(row)]
+    there = {row.key: _precedence(row) for row in stored}
+    return [row for row in rows if row.key not in there or there[row.key] < _precedence(row)]

@@ -230,7 +230,9 @@ class Engine:
         pieces = split(self.codec, state, old)
         plan = plan_chunks(self.codec, self.namer, pieces, old)
         shares = len(plan.names) > len(plan.chunks)
-        written = self._written(draft) if draft.writes else NOTHING
+        written = NOTHING
+        if draft.writes:
+            written = describe_writes(self.codec, self.namer, draft.namespace, draft.id, draft.writes)
         commit = Commit(
             thread=key,
             checkpoints=(self.record(draft, plan, written.digest),),
@@ -244,9 +246,6 @@ class Engine:
             timeout_s=draft.timeout_s,
         )
         return Prepared(draft, commit, plan, base, written)
-
-    def _written(self, draft: Draft) -> Written:
-        return describe_writes(self.codec, self.namer, draft.namespace, draft.id, draft.writes)
 
     async def _read_base(self, key: ThreadKey, draft: Draft, base: Base | None) -> Base | None:
         """Split what this process has in memory, or read the head.

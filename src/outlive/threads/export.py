@@ -75,10 +75,10 @@ class _Export:
         records = list(reversed(await self._engine.records(key)))
         writes = await backend.writes(key, None)
         rows = await backend.threads(ThreadQuery(key.tenant, only=key.id))
-        ids = {(record.namespace, record.id) for record in records}
+        ids = {record.key for record in records}
         document = {"outlive": FORMAT, "thread": readable_text(key.id), **self._info(rows)}
         document["checkpoints"] = [await self._checkpoint(record, writes) for record in records]
-        early = [write for write in writes if (write.namespace, write.checkpoint) not in ids]
+        early = [write for write in writes if write.checkpoint_key not in ids]
         if early:  # writes of checkpoints that were never saved
             document["writes"] = [
                 {
@@ -100,7 +100,7 @@ class _Export:
         return fields
 
     async def _checkpoint(self, record: CheckpointRecord, writes: Sequence[WriteRecord]) -> Json:
-        pair = (record.namespace, record.id)
+        pair = record.key
         fields: dict[str, Json] = {
             "id": readable_text(record.id),
             "namespace": readable_text(record.namespace),
@@ -122,7 +122,7 @@ class _Export:
                 _FIELDS[name]: readable(data) for name, data in manifest.fields_of(record.body).items()
             }
         fields |= self._state(record, await self._stream(record))
-        own = [await self._write(write) for write in writes if (write.namespace, write.checkpoint) == pair]
+        own = [await self._write(write) for write in writes if write.checkpoint_key == pair]
         return fields | ({"writes": own} if own else {})
 
     def _state(self, record: CheckpointRecord, stream: bytes) -> dict[str, Json]:
@@ -223,7 +223,7 @@ async def import_thread(engine: Engine, key: ThreadKey, document: Mapping[str, A
 
 
 def _pairs(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> set[tuple[str, str]]:
-    return {(record.namespace, record.id) for record in records} | {write.key[:2] for write in writes}
+    return {record.key for record in records} | {write.checkpoint_key for write in writes}
 
 
 def _list(fields: Mapping[str, Any], name: str) -> list[Any]:

@@ -40,15 +40,15 @@ class KeepPolicy:
             if position == 0:
                 continue
             if oldest is not None and record.created_at < oldest:
-                due["max_age"].add((record.namespace, record.id))
+                due["max_age"].add(record.key)
             elif self.keep_last is not None and position >= self.keep_last:
-                due["keep_last"].add((record.namespace, record.id))
+                due["keep_last"].add(record.key)
         return due
 
 
 def keys_of(records: Collection[CheckpointRecord]) -> set[CheckpointKey]:
     """Return (namespace, id) of records."""
-    return {(record.namespace, record.id) for record in records}
+    return {record.key for record in records}
 
 
 async def still_needed(
@@ -67,7 +67,7 @@ async def still_needed(
     newest: dict[str, CheckpointKey] = {}
     for record in records:
         if record.run in runs:
-            newest.setdefault(record.run or "", (record.namespace, record.id))
+            newest.setdefault(record.run or "", record.key)
     needed = {
         "unfinished run": set(newest.values()),
         "open interrupt": await open_interrupts(engine, key, records),
@@ -87,26 +87,26 @@ async def open_interrupts(
     A framework asks by a pending write (`__interrupt__`) instead of an interrupt of the checkpoint.
     """
     continued = {(record.namespace, record.parent) for record in records}
-    tips = [record for record in records if (record.namespace, record.id) not in continued]
-    writes = await engine.backend.writes(key, [(tip.namespace, tip.id) for tip in tips]) if tips else []
-    waiting = {write.key[:2] for write in writes if write.channel == "__interrupt__"}
-    answers = {(*write.key[:2], write.task) for write in writes if write.channel == "__resume__"}
+    tips = [record for record in records if record.key not in continued]
+    writes = await engine.backend.writes(key, [tip.key for tip in tips]) if tips else []
+    waiting = {write.checkpoint_key for write in writes if write.channel == "__interrupt__"}
+    answers = {(*write.checkpoint_key, write.task) for write in writes if write.channel == "__resume__"}
     for tip in tips:
         try:
             asked = manifest.decode(engine.codec, tip.body, opaque=True).interrupts
         except OutliveError:
             # Damaged or encrypted: unknown, so it stays until it is deleted by its id.
-            waiting.add((tip.namespace, tip.id))
+            waiting.add(tip.key)
             continue
         if any((tip.namespace, tip.id, interrupt.id) not in answers for interrupt in asked):
-            waiting.add((tip.namespace, tip.id))
+            waiting.add(tip.key)
     return waiting
 
 
 def _ancestors(
     records: Sequence[CheckpointRecord], kept: set[CheckpointKey], keep_lineage: bool
 ) -> set[CheckpointKey]:
-    by_key = {(record.namespace, record.id): record for record in records}
+    by_key = {record.key: record for record in records}
     ancestors: set[CheckpointKey] = set()
     for key in kept:
         record = by_key.get(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from outlive.backend import Commit, Removal, ThreadKey, ThreadQuery, ThreadRow
+from outlive.backend import Commit, Removal, ThreadKey, ThreadRow, thread_row
 from outlive.errors import Corrupt, ThreadNotEmpty, refuse_unopened, well_formed
 from outlive.format import manifest
 from outlive.threads.engine import Engine, Located
@@ -55,19 +55,19 @@ async def check_vacant(engine: Engine, key: ThreadKey) -> int:
 
     Raises ThreadNotEmpty for any other.
     """
-    rows = await engine.backend.threads(ThreadQuery(key.tenant, only=key.id, heads=False))
-    if not rows:
+    row = await thread_row(engine.backend, key)
+    if row is None:
         return 0
-    if rows[0].checkpoints:
+    if row.checkpoints:
         raise ThreadNotEmpty(key.id)
-    if open_info(engine, rows[0])[0]:
+    if open_info(engine, row)[0]:
         raise ThreadNotEmpty(key.id, "metadata")
-    return rows[0].info_version
+    return row.info_version
 
 
 async def drop_stray_writes(engine: Engine, key: ThreadKey, brought: Container[tuple[str, str]]) -> None:
     """Remove stray pending writes under the (namespace, id) of the copied checkpoints."""
-    stored = {write.key[:2] for write in await engine.backend.writes(key, None)}
+    stored = {write.checkpoint_key for write in await engine.backend.writes(key, None)}
     strays = tuple(sorted(pair for pair in stored if pair in brought))
     if strays:
         await engine.commit(Commit(key, removal=Removal(checkpoints=strays), expect_empty=True))

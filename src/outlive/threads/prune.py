@@ -74,7 +74,7 @@ async def remove(
     async def choose(records: list[CheckpointRecord]) -> set[CheckpointKey]:
         known = keys_of(records)
         if ids:  # pending writes may belong to an id that was never saved
-            known |= {write.key[:2] for write in await engine.backend.writes(key, None)}
+            known |= {write.checkpoint_key for write in await engine.backend.writes(key, None)}
         of_run = keys_of([record for record in records if run is not None and record.run == run])
         return {*keys, *of_run, *(known_key for known_key in known if known_key[1] in ids)}
 
@@ -91,8 +91,8 @@ class ThreadContents:
 
     def live(self, removed: Collection[CheckpointKey] = ()) -> set[bytes]:
         """Return the chunks that are still read when some checkpoints are removed."""
-        records = [record for record in self.records if (record.namespace, record.id) not in removed]
-        writes = [write for write in self.writes if write.key[:2] not in removed]
+        records = [record for record in self.records if record.key not in removed]
+        writes = [write for write in self.writes if write.checkpoint_key not in removed]
         return _named(records, writes)
 
     def dead(self, removed: Collection[CheckpointKey] = ()) -> dict[bytes, int]:
@@ -162,7 +162,7 @@ async def _remove_once(
     at_once: bool,
 ) -> Pruned:
     # 1. Choose. Only what is there can go; pending writes may be there without their checkpoint.
-    known = keys_of(contents.records) | {write.key[:2] for write in contents.writes}
+    known = keys_of(contents.records) | {write.checkpoint_key for write in contents.writes}
     removed = await choose(contents.records) & known
     compaction = _Compaction(engine, key, contents, removed)
     if dry_run:
@@ -181,7 +181,7 @@ async def _remove_once(
     count, chunks, freed, is_swept = await _commit(engine, commit, contents.inventory, dead, at_once)
     # 4. A listing that has shown one of them can continue where it was.
     for record in contents.records:
-        if (record.namespace, record.id) in removed:
+        if record.key in removed:
             engine.cache.places.note(key.digest, record)
     is_erased = erase and is_swept and await _is_erased(engine, key)
     freed -= sum(map(len, rewritten.chunks.values()))
@@ -264,12 +264,12 @@ class _Compaction:
         self._key = key
         self._contents = contents
         self._removed = removed
-        self._kept = [record for record in contents.records if (record.namespace, record.id) not in removed]
+        self._kept = [record for record in contents.records if record.key not in removed]
         # A chunk stays as it is when a write reads it, or a record that does not say which bytes it
         # reads.
-        sealed = [record for record in self._kept if not _is_readable(record)]
-        writes = [write for write in contents.writes if write.key[:2] not in removed]
-        self._fixed = _named(sealed, writes)
+        unreadable = [record for record in self._kept if not _is_readable(record)]
+        writes = [write for write in contents.writes if write.checkpoint_key not in removed]
+        self._fixed = _named(unreadable, writes)
         self._before = self._ranges(contents.records)
         self._after = self._ranges(self._kept)
 
@@ -286,9 +286,9 @@ class _Compaction:
 
     def dead_after(self, rewritten: _Rewritten) -> list[bytes]:
         """Return the chunks that are unread after the rewritten records replace the old ones."""
-        moved = {(record.namespace, record.id): record for record in rewritten.records}
-        kept = [moved.get((record.namespace, record.id), record) for record in self._kept]
-        writes = [write for write in self._contents.writes if write.key[:2] not in self._removed]
+        moved = {record.key: record for record in rewritten.records}
+        kept = [moved.get(record.key, record) for record in self._kept]
+        writes = [write for write in self._contents.writes if write.checkpoint_key not in self._removed]
         live = _named(kept, writes) | rewritten.chunks.keys()
         return [name for name in self._contents.inventory.chunks if name not in live]
 

@@ -33,11 +33,10 @@ from outlive.backend import (
     Commit,
     Removal,
     ThreadKey,
-    ThreadQuery,
-    ThreadRow,
     WriteRecord,
     lineage,
     retry_stale,
+    thread_row,
 )
 from outlive.errors import BadArgument, CheckpointMissing, Corrupt, MetadataMoved, StaleBase
 from outlive.format.diff import diff
@@ -135,9 +134,11 @@ class AsyncThread(Generic[S]):
 
         Raises Unencodable, HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store fails.
         """
-        check_options("thread.save", options, SaveOptions.__optional_keys__)
+        if options:
+            check_options("thread.save", options, SaveOptions.__optional_keys__)
         draft = self._draft(**options)
-        draft.fence = self._fence(options.get("fence"))
+        if (fence := options.get("fence")) is not None:
+            draft.fence = self._fence(fence)
         if self._type is not None and not accepts(self._type, state):
             name = getattr(self._type, "__qualname__", None) or str(self._type)
             raise BadArgument(
@@ -464,7 +465,9 @@ class AsyncThread(Generic[S]):
         origin: tuple[str, str] | None,
     ) -> AsyncThread[S] | None:
         """Copy into an empty thread; None when a deletion came in between and the records must be read again."""
-        metadata, forked_from = open_info(self._engine, await self._row())
+        metadata, forked_from = open_info(
+            self._engine, await thread_row(self._engine.backend, self._key, heads=True)
+        )
         info = pack_info(self._engine, metadata, origin or forked_from)
         try:
             await into_thread(self._engine, self._key, target._key, records, writes, info)
@@ -484,12 +487,12 @@ class AsyncThread(Generic[S]):
     async def info(self) -> ThreadInfo | None:
         """Return the thread as `store.threads()` lists it, or None when it does not exist."""
         await self._settled()
-        row = await self._row()
+        row = await thread_row(self._engine.backend, self._key, heads=True)
         return None if row is None else describe_thread(self._engine, self._key, row)
 
     async def metadata(self) -> dict[str, Any]:
         """Return the thread's own metadata (title, user, tags, ...)."""
-        return open_info(self._engine, await self._row())[0]
+        return open_info(self._engine, await thread_row(self._engine.backend, self._key, heads=True))[0]
 
     async def set_metadata(
         self, metadata: Mapping[str, Any], *, replace: bool = False, fence: Fencing | None = None
@@ -501,7 +504,7 @@ class AsyncThread(Generic[S]):
         new, token = check_metadata(metadata), self._fence(fence)
 
         async def attempt() -> dict[str, Any]:
-            row = await self._row()
+            row = await thread_row(self._engine.backend, self._key, heads=True)
             old, forked_from = open_info(self._engine, row)
             merged = {**({} if replace else old), **new}
             merged = {key: value for key, value in merged.items() if value is not None}
@@ -514,10 +517,6 @@ class AsyncThread(Generic[S]):
 
         # When another process changed the metadata meanwhile, merge into theirs.
         return await retry_stale(self.id, attempt, errors=(MetadataMoved,), attempts=100)
-
-    async def _row(self) -> ThreadRow | None:
-        rows = await self._engine.backend.threads(ThreadQuery(self._key.tenant, only=self.id))
-        return rows[0] if rows else None
 
     # Deleting
 
@@ -605,7 +604,7 @@ class AsyncThread(Generic[S]):
     async def size(self) -> Sizes:
         """Return how much the thread stores."""
         await self._settled()
-        row = await self._row()
+        row = await thread_row(self._engine.backend, self._key, heads=True)
         records = await self._engine.records(self._key)
         return Sizes(
             1 if row else 0, len(records), row.stored if row else 0, sum(record.size for record in records)

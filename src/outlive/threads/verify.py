@@ -22,7 +22,7 @@ from outlive.backend import (
     all_entries,
     all_records,
 )
-from outlive.backend.entries import KINDS, SEALED
+from outlive.backend.entries import ENCRYPTED, KINDS
 from outlive.errors import Corrupt, DamagedEntry, OutliveError, StoreError
 from outlive.format import chunk, manifest
 from outlive.layers.encryption.keyring import key_of
@@ -40,7 +40,7 @@ async def verify_thread(engine: Engine, key: ThreadKey) -> Verified:
     """Check one thread; problems are listed, not raised. A deletion meanwhile is not a problem."""
     report = Verified(1, 0, 0)
     backend = engine.backend
-    check = _verify_sealed if isinstance(backend, Encrypted) and not backend.has_key else _verify_once
+    check = _verify_without_key if isinstance(backend, Encrypted) and not backend.has_key else _verify_once
     for _ in range(_TRIES):
         try:
             generation = (await backend.inventory(key)).generation
@@ -125,7 +125,7 @@ async def _check_beside(engine: Engine, backend: Backend, key: ThreadKey) -> lis
     problems: list[Problem] = []
     for row in await backend.threads(ThreadQuery(key.tenant, only=key.id, heads=False)):
         problems += _guarded(key, None, functools.partial(open_info, engine, row))
-    for kind in SEALED:
+    for kind in ENCRYPTED:
         try:
             await all_entries(backend, EntryQuery(key.tenant, kind, thread=key, limit=_PAGE))
         except OutliveError as error:
@@ -133,7 +133,7 @@ async def _check_beside(engine: Engine, backend: Backend, key: ThreadKey) -> lis
     return problems
 
 
-async def _verify_sealed(engine: Engine, key: ThreadKey) -> Verified:
+async def _verify_without_key(engine: Engine, key: ThreadKey) -> Verified:
     """Check without a key: every checksum, that all is encrypted, that no chunk is missing."""
     assert isinstance(engine.backend, Encrypted)
     inner = engine.backend.inner
@@ -142,22 +142,24 @@ async def _verify_sealed(engine: Engine, key: ThreadKey) -> Verified:
     writes = await inner.writes(key, None)
     inventory = await inner.inventory(key)
     for record in records:
-        problems += _guarded(key, record.id, functools.partial(_check_sealed, record, inventory.chunks))
+        problems += _guarded(key, record.id, functools.partial(_check_without_key, record, inventory.chunks))
     for write in writes:
-        problems += _guarded(key, write.checkpoint, functools.partial(_check_sealed, write, inventory.chunks))
+        problems += _guarded(
+            key, write.checkpoint, functools.partial(_check_without_key, write, inventory.chunks)
+        )
     names = list(inventory.chunks)
     for at in range(0, len(names), _BATCH):
         for data in (await inner.fetch(key, names[at : at + _BATCH])).values():
             problems += _guarded(key, None, functools.partial(key_of, data))
     for row in await inner.threads(ThreadQuery(key.tenant, only=key.id, heads=False)):
         problems += _guarded(key, None, functools.partial(key_of, row.info)) if row.info is not None else []
-    for kind in SEALED:
+    for kind in ENCRYPTED:
         for _, entry in await all_entries(inner, EntryQuery(key.tenant, kind, thread=key, limit=_PAGE)):
             problems += _guarded(key, None, functools.partial(key_of, entry.body or b""))
     return Verified(1, len(records), len(names), tuple(dict.fromkeys(problems)))
 
 
-def _check_sealed(row: CheckpointRecord | WriteRecord, chunks: Container[bytes]) -> None:
+def _check_without_key(row: CheckpointRecord | WriteRecord, chunks: Container[bytes]) -> None:
     key_of(row.body)
     for name in row.chunks:
         if name not in chunks:

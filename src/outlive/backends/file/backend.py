@@ -44,34 +44,22 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
-from outlive.backend import (
-    CachedHead,
-    Commit,
-    HistoryQuery,
-    Page,
-    ReadResult,
-    Receipt,
-    ThreadKey,
-    ThreadQuery,
-    ThreadRow,
-    escape,
-)
+from outlive.backend import Commit, Receipt, ThreadKey, ThreadQuery, ThreadRow, escape
 from outlive.backend.entries import wakes
-from outlive.backends.file.batch import Batch
 from outlive.backends.file.disk import BUSY_S, THREADS, Disk, WriteLock, busy, translated
-from outlive.backends.file.group_writer import GroupWriter
+from outlive.backends.file.group_writer import Batch, GroupWriter
 from outlive.backends.file.index import Index
 from outlive.backends.file.log import FORMAT
 from outlive.backends.file.revision_marks import Marks
 from outlive.backends.file.store_file import make_folders, read_format, read_key, write_key
 from outlive.backends.file.table import LoggedTable, log_of, problems
-from outlive.backends.local.memory import MemoryBackend, Table
+from outlive.backends.local.memory import MemoryBackend, ReadChunks, Table
 from outlive.backends.local.run_index import RunIndex
 from outlive.backends.rules.snapshot import is_deletion
-from outlive.backends.rules.view import fitting
 from outlive.errors import BadURL, Corrupt, OutliveError, StoreError
 
 T = TypeVar("T")
@@ -124,10 +112,8 @@ class FileBackend(MemoryBackend):
                 return read_key(self._disk) or self._adopt(offered)
 
     def _adopt(self, offered: bytes) -> bytes:
-        if self._index.is_there() or self._log_names():
-            raise Corrupt(
-                f"the file {self._disk.root}/store with the naming key is gone; put it back from a backup"
-            )
+        if self._index.is_there() or any(name.endswith(".log") for name in self._disk.names(THREADS)):
+            raise self._key_is_gone()
         if offered:
             write_key(self._disk, self._guard, offered)
         return offered
@@ -221,44 +207,6 @@ class FileBackend(MemoryBackend):
 
     # Reading
 
-    def read(
-        self,
-        thread: ThreadKey,
-        namespace: str,
-        id: str | None = None,
-        *,
-        at: int | None = None,
-        known: CachedHead | None = None,
-        chunks: bool = True,
-        timeout_s: float | None = None,
-    ) -> ReadResult:
-        def look(table: LoggedTable, fd: int) -> ReadResult:
-            generation = table.row.generation if table.row else 0
-            record = table.find_at(namespace, id, at)
-            if record is None:
-                return ReadResult(generation)
-            writes = table.writes_of([(namespace, record.id)])
-            wanted = [] if known is not None and known.matches(record) else list(record.chunks)
-            wanted += [name for write in writes for name in write.chunks]
-            data = table.data(fd, wanted, record.id) if chunks else {}
-            return ReadResult(generation, record, data, tuple(writes))
-
-        return self._look(thread, look, timeout_s)
-
-    def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
-        def look(table: LoggedTable, fd: int) -> Page:
-            page = table.page(query)
-            records, names = fitting(page, table, max_bytes)
-            generation = table.row.generation if table.row else 0
-            return Page(generation, records, table.data(fd, names), len(records) < len(page))
-
-        return self._look(query.thread, look, timeout_s)
-
-    def fetch(
-        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
-    ) -> dict[bytes, bytes]:
-        return self._look(thread, lambda table, fd: table.data(fd, names), timeout_s)
-
     def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
         """Read no more logs than the page needs."""
         if query.only is not None:
@@ -299,25 +247,22 @@ class FileBackend(MemoryBackend):
             return self._believed(lambda: list(self._index.catch_up().values()))
 
     def _table(self, thread: ThreadKey) -> Table:
-        return self._look(thread, lambda table, fd: table)
+        return self._look(thread, lambda table, data: table, None)
 
-    def _look(
-        self, thread: ThreadKey, look: Callable[[LoggedTable, int], T], timeout_s: float | None = None
-    ) -> T:
-        """Call `look` with the newest table and its open file, both of one moment."""
+    def _look(self, thread: ThreadKey, look: Callable[[Table, ReadChunks], T], timeout_s: float | None) -> T:
         with translated():
             return self._believed(lambda: self._look_once(thread, look), timeout_s)
 
-    def _look_once(self, thread: ThreadKey, look: Callable[[LoggedTable, int], T]) -> T:
+    def _look_once(self, thread: ThreadKey, look: Callable[[Table, ReadChunks], T]) -> T:
         try:
             fd = log_of(self._disk, thread).open()
         except FileNotFoundError:
             self._check_absent(thread)
-            return look(LoggedTable(thread, log_of(self._disk, thread)), -1)
+            return look(Table(thread), lambda names, checkpoint: {})
         try:
             table = self._caught_up(thread, fd)
             self._keep(table)
-            return look(table, fd)
+            return look(table, partial(table.data, fd))
         finally:
             self._disk.close(fd)
 
@@ -379,8 +324,9 @@ class FileBackend(MemoryBackend):
         if self._marked(thread) or self._index.is_confirmed(thread):
             raise Corrupt("its log is gone", thread=thread.id)
 
-    def _log_names(self) -> list[str]:
-        return [name for name in self._disk.names(THREADS) if name.endswith(".log")]
+    def _key_is_gone(self) -> Corrupt:
+        file = f"{self._disk.root}/store"
+        return Corrupt(f"the file {file} with the naming key is gone; put it back from a backup")
 
     # Care
 
@@ -443,9 +389,7 @@ class FileBackend(MemoryBackend):
 
     def _audit_key(self) -> None:
         if read_key(self._disk) is None and self._index.is_there():
-            raise Corrupt(
-                f"the file {self._disk.root}/store with the naming key is gone; put it back from a backup"
-            )
+            raise self._key_is_gone()
 
     def before_fork(self) -> None:
         """No file is open between two calls."""

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from outlive.backend import Commit, Receipt, outcome_unknown
+from outlive.backend import Commit, Receipt, outcome_unknown, shortest_timeout
 from outlive.backends.local.protocol import Local, LocalCalls, P, T
 from outlive.backends.local.watch import ThreadAlarm, bell_of
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
@@ -51,7 +51,7 @@ class SyncLocal(LocalCalls):
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Join the queue; the thread that gets the lock first commits for all that wait."""
         own = [_Waiting(commit) for commit in commits]
-        timeout_s = commits[0].timeout_s if len(commits) == 1 else shortest(commits)
+        timeout_s = commits[0].timeout_s if len(commits) == 1 else shortest_timeout(commits)
         try:
             self._queue.extend(own)
             for commit in commits:
@@ -142,11 +142,6 @@ class SharedSyncLocal(SyncLocal):
 
     async def close(self) -> None:
         self._closed = True
-
-
-def shortest(commits: Sequence[Commit]) -> float | None:
-    """Return how long a group may take: as long as its least patient member."""
-    return min((commit.timeout_s for commit in commits if commit.timeout_s is not None), default=None)
 
 
 def busy(timeout_s: float | None) -> StoreBusy:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import heapq
 import threading
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
+from typing import TypeVar
 
 from outlive.backend import (
     CachedHead,
@@ -39,6 +40,10 @@ from outlive.backends.rules.decide import decide
 from outlive.backends.rules.expectations import check_found
 from outlive.backends.rules.view import Effect, Row, fitting, write_order
 from outlive.errors import Corrupt, OutliveError
+
+T = TypeVar("T")
+# Reads chunks by name; errors name the checkpoint that needs them.
+ReadChunks = Callable[[Sequence[bytes], str | None], dict[bytes, bytes]]
 
 
 class Table:
@@ -104,7 +109,7 @@ class Table:
         for record in (*effect.checkpoints, *effect.rewrites):
             self._put(record)
         for write in effect.writes:
-            self.pending.setdefault(write.key[:2], {})[write.key] = write
+            self.pending.setdefault(write.checkpoint_key, {})[write.key] = write
         for entry in effect.entries:
             if entry.gone:
                 self.notes.pop((entry.kind, entry.key), None)
@@ -119,7 +124,7 @@ class Table:
             rows.clear()
 
     def _put(self, record: CheckpointRecord) -> None:
-        pair = (record.namespace, record.id)
+        pair = record.key
         old = self.records.get(pair)
         order = self.orders.setdefault(record.namespace, [])
         if old is not None and old.order != record.order:
@@ -251,6 +256,16 @@ class MemoryBackend:
     def _table(self, thread: ThreadKey) -> Table:
         return self._tables.get(thread.digest) or Table(thread)
 
+    def _look(self, thread: ThreadKey, look: Callable[[Table, ReadChunks], T], timeout_s: float | None) -> T:
+        """Call `look` with the table of a thread and what reads its chunks, both of one moment."""
+        stored = self._data
+
+        def data(names: Sequence[bytes], checkpoint: str | None) -> dict[bytes, bytes]:
+            keys = {name: (thread.digest, name) for name in names}
+            return {name: stored[key] for name, key in keys.items() if key in stored}
+
+        return look(self._table(thread), data)
+
     def read(
         self,
         thread: ThreadKey,
@@ -262,15 +277,17 @@ class MemoryBackend:
         chunks: bool = True,
         timeout_s: float | None = None,
     ) -> ReadResult:
-        table = self._table(thread)
-        generation = table.row.generation if table.row else 0
-        record = table.find_at(namespace, id, at)
-        if record is None:
-            return ReadResult(generation)
-        writes = table.writes_of([(namespace, record.id)])
-        wanted = [] if known is not None and known.matches(record) else list(record.chunks)
-        wanted += [name for write in writes for name in write.chunks]
-        return ReadResult(generation, record, self.fetch(thread, wanted) if chunks else {}, tuple(writes))
+        def look(table: Table, data: ReadChunks) -> ReadResult:
+            generation = table.row.generation if table.row else 0
+            record = table.find_at(namespace, id, at)
+            if record is None:
+                return ReadResult(generation)
+            writes = table.writes_of([(namespace, record.id)])
+            wanted = [] if known is not None and known.matches(record) else list(record.chunks)
+            wanted += [name for write in writes for name in write.chunks]
+            return ReadResult(generation, record, data(wanted, record.id) if chunks else {}, tuple(writes))
+
+        return self._look(thread, look, timeout_s)
 
     def history(
         self, query: HistoryQuery, *, timeout_s: float | None = None
@@ -279,11 +296,13 @@ class MemoryBackend:
         return (table.row.generation if table.row else 0), table.page(query)
 
     def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
-        table = self._table(query.thread)
-        page = table.page(query)
-        records, names = fitting(page, table, max_bytes)
-        generation = table.row.generation if table.row else 0
-        return Page(generation, records, self.fetch(query.thread, names), len(records) < len(page))
+        def look(table: Table, data: ReadChunks) -> Page:
+            page = table.page(query)
+            records, names = fitting(page, table, max_bytes)
+            generation = table.row.generation if table.row else 0
+            return Page(generation, records, data(names, None), len(records) < len(page))
+
+        return self._look(query.thread, look, timeout_s)
 
     def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
@@ -367,7 +386,7 @@ class MemoryBackend:
     def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
-        return {name: data for name in names if (data := self._data.get((thread.digest, name))) is not None}
+        return self._look(thread, lambda table, data: data(names, None), timeout_s)
 
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
         chunks = self.fetch(source, names)

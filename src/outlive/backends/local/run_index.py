@@ -16,15 +16,15 @@ class RunIndex:
 
     def __init__(self) -> None:
         self._rows: list[_Row] = []
-        self._found: dict[_Row, tuple[ThreadKey, str]] = {}
+        self._threads: dict[_Row, tuple[ThreadKey, str]] = {}
 
     def has(self, thread: ThreadKey, run: str) -> bool:
-        return (thread.tenant, escape(run), thread.digest) in self._found
+        return (thread.tenant, escape(run), thread.digest) in self._threads
 
     def add(self, thread: ThreadKey, run: str) -> None:
         row = (thread.tenant, escape(run), thread.digest)
-        if row not in self._found:
-            self._found[row] = (thread, run)
+        if row not in self._threads:
+            self._threads[row] = (thread, run)
             insort(self._rows, row)
 
     def matches(self, tenant: str, prefix: str, after: EntryCursor | None) -> Iterator[tuple[ThreadKey, str]]:
@@ -37,5 +37,5 @@ class RunIndex:
             row = self._rows[at]
             if row[0] != tenant or not row[1].startswith(start):
                 return
-            yield self._found[row]
+            yield self._threads[row]
             at = bisect_right(self._rows, row)  # reading the thread may have brought rows

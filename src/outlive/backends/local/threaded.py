@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from outlive.backend import Commit, Receipt, outcome_unknown
-from outlive.backends.local.inline import busy, keep_for_fork, shortest
+from outlive.backend import Commit, Receipt, outcome_unknown, shortest_timeout
+from outlive.backends.local.inline import busy, keep_for_fork
 from outlive.backends.local.protocol import Local, LocalCalls, P, T
 from outlive.backends.local.watch import bell_of
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
@@ -108,7 +108,7 @@ class AsyncLocal(LocalCalls):
     def _answer(self, loop: asyncio.AbstractEventLoop, group: list[Any], done: asyncio.Future[Any]) -> None:
         failure = done.exception()
         results = [failure] * len(group) if failure is not None else done.result()
-        least = shortest([commit for commit, _ in group])
+        least = shortest_timeout([commit for commit, _ in group])
         for (commit, future), result in zip(group, results, strict=True):
             if future.done():
                 continue

@@ -51,21 +51,14 @@ async def audit_thread(backend: Backend, sql: Statements, ask: Ask, thread: Thre
             for text, cell in zip(_CHECKED, cells[2 * count :], strict=True)
             if cell != b"\1"
         ]
-    for audit in (_audit_checkpoints(backend, thread), _audit_writes(backend, thread)):
+    every_record = all_records(backend, HistoryQuery(thread, None, limit=500))
+    for reading in (every_record, backend.writes(thread, None)):
         try:
-            await audit
+            await reading  # checks every checkpoint, or every write
         except Corrupt as error:
             problems.append(error)
     problems += await _audit_names(sql, ask, thread)
     return problems + await _audit_entries(sql, ask, thread)
-
-
-async def _audit_checkpoints(backend: Backend, thread: ThreadKey) -> None:
-    await all_records(backend, HistoryQuery(thread, None, limit=500))
-
-
-async def _audit_writes(backend: Backend, thread: ThreadKey) -> None:
-    await backend.writes(thread, None)
 
 
 async def _audit_names(sql: Statements, ask: Ask, thread: ThreadKey) -> list[Corrupt]:

@@ -36,6 +36,7 @@ from outlive.backend import (
     Totals,
     WriteRecord,
     outcome_unknown,
+    shortest_timeout,
 )
 from outlive.backends.postgres.audit import audit_store, audit_thread
 from outlive.backends.postgres.connection import Connection, Parameter
@@ -107,7 +108,7 @@ class PostgresBackend:
         self._sql = statements(self._schema)
         self._place = place
         self._max_retries = max_retries
-        self._given_up = AbandonedCommits()
+        self._abandoned = AbandonedCommits()
 
     # Calling
 
@@ -165,19 +166,13 @@ class PostgresBackend:
 
         async def work(connection: Connection, deadline: Deadline) -> None:
             turn = zlib.crc32(b"outlive " + self._schema.encode())
-            await connection.begin(deadline)
-            try:
+            async with connection.transaction(deadline):
                 await connection.query(f"select pg_advisory_xact_lock({turn})", (), deadline)
                 if not await _is_there(connection, self._schema, "to_regnamespace", deadline):
                     await connection.run(f"create schema {self._schema}", deadline)
                 if not await _is_there(connection, f"{self._schema}.store", "to_regclass", deadline):
                     await connection.run(schema_script(self._schema), deadline)
                 await connection.query(self._sql.adopt, (offered,), deadline)
-            except BaseException:
-                if connection.is_in_transaction:
-                    await connection.run("rollback", deadline)
-                raise
-            await connection.run("commit", deadline)
 
         return work
 
@@ -198,26 +193,19 @@ class PostgresBackend:
 
         A refused one changes nothing; the others are stored.
         """
-        times = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
-        timeout_s = min(times, default=self._timeout_s)
+        timeout_s = shortest_timeout(commits)
         # Sorted by thread, so that two processes that do this at once do not deadlock.
         order = sorted(range(len(commits)), key=lambda place: commits[place].thread.digest)
 
         async def work(connection: Connection, attempt: Deadline) -> dict[int, Cells]:
             answers: dict[int, Cells] = {}
-            await connection.begin(attempt)
-            try:
+            async with connection.transaction(attempt):
                 for place in order:
                     values = parameters(commits[place], b"", attempt)
                     answers[place] = next(rows(await connection.query(self._sql.save, values, attempt)))
-            except BaseException:
-                if connection.is_in_transaction:
-                    await connection.run("rollback", attempt)
-                raise
-            await connection.run("commit", attempt)
             return answers
 
-        deadline = Deadline(timeout_s)
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         try:
             answers = await self._call(work, timeout_s)
         except StoreError as error:
@@ -234,7 +222,7 @@ class PostgresBackend:
         too late.
         """
         try:
-            return await self._given_up.watch(commit, lambda void: self._send(commit, void))
+            return await self._abandoned.watch(commit, lambda void: self._send(commit, void))
         except Corrupt as error:
             if error.thread is not None:
                 raise
@@ -266,14 +254,14 @@ class PostgresBackend:
         """Read the answer of the function: its verdict, and the fields that the server assigns."""
         verdict = to_text(cells[0])
         if verdict in ("existing", "repeated"):
-            return await self._found(commit, cells, deadline)
+            return await self._stored_receipt(commit, cells, deadline)
         if verdict == "damaged":
             raise Corrupt(to_text(cells[7]), thread=commit.thread.id)
         if verdict != "done":
             raise await self._refusal(commit, verdict, cells, deadline)
         return receipt(commit, cells)
 
-    async def _found(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
+    async def _stored_receipt(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
         """Return the stored checkpoint: it was saved before, or this commit was done before."""
         key, receipt = commit.thread, Receipt(to_number(cells[1]), to_number(cells[2]))
         for draft in commit.checkpoints:

@@ -8,10 +8,11 @@ closed, never used again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import select
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from psycopg import OperationalError, conninfo, generators, pq
@@ -128,10 +129,18 @@ class Connection:
             if is_notified or not await self._wait(self._connection.socket, READ, deadline):
                 return is_notified
 
-    async def begin(self, deadline: Deadline) -> None:
-        """Start a transaction that the server itself ends when its client is gone."""
+    @contextlib.asynccontextmanager
+    async def transaction(self, deadline: Deadline) -> AsyncIterator[None]:
+        """Do what is inside in one transaction, which the server ends if its client is gone."""
         limits = f"set local lock_timeout = {lock_ms(deadline)}; set local idle_in_transaction_session_timeout = {_IDLE_MS}"
         await self.run(f"begin; {limits}", deadline)
+        try:
+            yield
+        except BaseException:
+            if self.is_in_transaction:
+                await self.run("rollback", deadline)
+            raise
+        await self.run("commit", deadline)
 
     async def run(self, script: str, deadline: Deadline) -> None:
         """Do a text of several statements."""

@@ -202,7 +202,7 @@ def write_documents(writes: Iterable[WriteRecord]) -> list[dict[str, Any]]:
     """Return writes, but for their bytes."""
     return [
         {
-            "pair": digest(write.namespace, write.checkpoint).hex(),
+            "pair": digest(*write.checkpoint_key).hex(),
             "task_digest": digest(write.task).hex(),
             "index": write.index,
             "stamp": write.index < 0 and write.rank == (0, 0, 0),

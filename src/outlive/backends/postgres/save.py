@@ -9,15 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from outlive.backend import (
-    CheckpointRecord,
-    Commit,
-    EntryRecord,
-    Receipt,
-    ThreadKey,
-    WriteRecord,
-    stamped,
-)
+from outlive.backend import CheckpointRecord, Commit, EntryRecord, Receipt, ThreadKey, WriteRecord, stamped
 from outlive.backend.entries import check_kinds
 from outlive.backends.postgres.connection import Parameter
 from outlive.backends.postgres.rows import (

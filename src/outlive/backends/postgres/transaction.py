@@ -72,15 +72,8 @@ class Transaction:
 
     async def run(self) -> Receipt:
         """Do the commit or raise why not."""
-        await self._connection.begin(self._deadline)
-        try:
-            receipt = await self._decide()
-        except BaseException:
-            if self._connection.is_in_transaction:
-                await self._connection.run("rollback", self._deadline)
-            raise
-        await self._connection.run("commit", self._deadline)
-        return receipt
+        async with self._connection.transaction(self._deadline):
+            return await self._decide()
 
     async def _decide(self) -> Receipt:
         seen = await self._look(Wanted.of(self._commit))
@@ -168,7 +161,7 @@ class Transaction:
         )  # fmt: skip
         for write in to_writes(answer, self._commit.thread):
             seen.written[write.key] = write
-            seen.pairs.add(write.key[:2])
+            seen.pairs.add(write.checkpoint_key)
 
     async def _look_beside(self, wanted: Wanted, seen: Snapshot) -> None:
         if wanted.entries:
@@ -326,7 +319,9 @@ class Transaction:
             await self._query(
                 "update {schema}.roster set info_checksum = $2 where key = $1", self._key, checksum
             )
-        spaces = dict.fromkeys((*change.spaces, *map(space, _namespaces(effect))))
+        pairs = [record.key for record in (*effect.checkpoints, *effect.rewrites)]
+        namespaces = {namespace for namespace, _ in (*pairs, *effect.removed)}
+        spaces = dict.fromkeys((*change.spaces, *map(space, namespaces)))
         await self._query(
             "select {schema}.close_1($1, $2, $3, $4)",
             self._key, blobs(list(spaces)), numbers([change.spaces.get(namespace, 0) for namespace in spaces]),
@@ -334,16 +329,11 @@ class Transaction:
         )  # fmt: skip
 
 
-def _namespaces(effect: Effect) -> set[str]:
-    pairs = [(record.namespace, record.id) for record in (*effect.checkpoints, *effect.rewrites)]
-    return {namespace for namespace, _ in (*pairs, *effect.removed)}
-
-
 def _portion(effect: Effect) -> list[Parameter]:
     """Return the rows that an effect touches: names of checkpoints, chunks, entries, and writes."""
     records = (*effect.checkpoints, *effect.rewrites)
-    pairs = {*effect.removed, *(write.key[:2] for write in effect.writes)}
-    names = {*effect.removed, *((record.namespace, record.id) for record in records)}
+    pairs = {*effect.removed, *(write.checkpoint_key for write in effect.writes)}
+    names = {*effect.removed, *(record.key for record in records)}
     chunks = {*effect.removed_chunks, *(name for name, _ in effect.chunks)}
     entries = {(entry.kind, entry.key) for entry in effect.entries}
     return [

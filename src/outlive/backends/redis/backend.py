@@ -30,14 +30,14 @@ from outlive.backend import (
     WriteRecord,
 )
 from outlive.backends.redis import rows
-from outlive.backends.redis.audit import ThreadAudit
-from outlive.backends.redis.bucket_audit import BucketAudit
+from outlive.backends.redis.audit import BucketAudit, ThreadAudit
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.commits import Commits, renews_only
 from outlive.backends.redis.identity import FORMAT, Identity
+from outlive.backends.redis.keys import checkpoint_field, to_bytes, to_text
 from outlive.backends.redis.listing import Listing, filter_args
 from outlive.backends.redis.repair import IndexRepair
-from outlive.backends.redis.rows import StoredThread, checkpoint_field, to_bytes
+from outlive.backends.redis.rows import StoredThread
 from outlive.backends.redis.session import Session
 from outlive.backends.redis.watch import RedisWatch
 from outlive.backends.rules.view import write_order
@@ -120,7 +120,7 @@ class RedisBackend:
             return ReadResult(0)
         if reply[2] is None:
             return self._absent(thread, stored, id, reply)
-        stored_id = rows.to_text(reply[1])
+        stored_id = to_text(reply[1])
         record = rows.parse_record(thread, checkpoint_field(namespace, stored_id), reply[2])
         data, fields, values, write_chunks, write_data = reply[3:]
         fetched = dict(zip(record.chunks, data, strict=True)) if data else {}
@@ -144,9 +144,7 @@ class RedisBackend:
                 return ReadResult(0)
             raise Corrupt(f"it has {count} checkpoints instead of {stored.checkpoints}", thread=thread.id)
         if reply[1] is not None and id is None:
-            raise Corrupt(
-                "the newest checkpoint is gone", thread=thread.id, checkpoint=rows.to_text(reply[1])
-            )
+            raise Corrupt("the newest checkpoint is gone", thread=thread.id, checkpoint=to_text(reply[1]))
         return ReadResult(stored.row.generation)
 
     async def history(

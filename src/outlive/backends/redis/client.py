@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outlive.backends.redis.connection import Address, Command, Reply
+from outlive.backends.redis.connection import Address, Command, ErrorReply, Reply, refusal
 from outlive.backends.redis.io_modes import IOMode
-from outlive.backends.redis.replies import ErrorReply, refusal
 from outlive.backends.redis.scripts import Script
 from outlive.backends.redis.topology import Nodes, Pool
 from outlive.backends.server.attempts import AttemptFailed, Deadline

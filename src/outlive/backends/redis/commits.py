@@ -6,21 +6,117 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from outlive.backend import ABSENT, NEXT, Commit, Receipt, outcome_unknown
+from outlive.backend import (
+    ABSENT,
+    NEXT,
+    CheckpointKey,
+    CheckpointRecord,
+    Commit,
+    Receipt,
+    outcome_unknown,
+    shortest_timeout,
+)
 from outlive.backend.entries import KINDS, check_kinds
 from outlive.backends.redis import messages, rows
 from outlive.backends.redis.client import Call
-from outlive.backends.redis.gather import Gathering
 from outlive.backends.redis.identity import Identity
+from outlive.backends.redis.keys import Keys, checkpoint_field, entry_field, to_bytes, to_text, write_field
 from outlive.backends.redis.repair import IndexRepair
-from outlive.backends.redis.rows import Keys
 from outlive.backends.redis.session import Session
 from outlive.backends.rules.clock import Clock, new_token
 from outlive.backends.rules.decide import decide
-from outlive.backends.rules.snapshot import done_before, is_deletion, is_plain, removes_only
+from outlive.backends.rules.snapshot import (
+    Snapshot,
+    Wanted,
+    done_before,
+    is_deletion,
+    is_plain,
+    removes_only,
+    unbrought,
+)
 from outlive.backends.rules.view import Row
 from outlive.backends.server.attempts import AbandonedCommits, Deadline
-from outlive.errors import NotReplicated, OutliveError, StoreBusy, StoreError
+from outlive.errors import Corrupt, NotReplicated, OutliveError, StaleBase, StoreBusy, StoreError
+
+
+class Gathering:
+    """The arguments of the script for one commit, and its reply as a snapshot."""
+
+    def __init__(self, commit: Commit) -> None:
+        self.is_done = False  # the thread knows the commit's token
+        self._commit = commit
+        self._thread = commit.thread
+        self._wanted = wanted = Wanted.of(commit)
+        # The generation tells of deletions, not of commits that a server has lost: see commit.lua.
+        self._needed = unbrought(commit) if commit.generation is not None else set()
+        self._chunks = [*{*wanted.chunks, *self._needed}]
+        self._records = [checkpoint_field(*key) for key in wanted.checkpoints]
+        self._writes = [write_field(key) for key in wanted.writes]
+        self._entries = [entry_field(*key) for key in wanted.entries]
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        namespaces = [to_bytes(namespace) for namespace in self._wanted.namespaces]
+        keys = [checkpoint_field(*key) for key in self._wanted.pairs]
+        return self._records, namespaces, self._writes, keys, self._entries
+
+    @property
+    def names(self) -> bytes:
+        return rows.pack_names(self._chunks)
+
+    def snapshot(self, reply: list[Any]) -> tuple[Snapshot, bytes, int]:
+        """Return what `decide` may ask, the raw row at that moment, and the server's time."""
+        if reply[0] == b"damaged":
+            raise rows.damage_error(self._thread, reply[1])
+        _, now, raw_row, info, records, heads, writes, exists, entries, sizes, stamps = reply
+        stored = rows.parse_row(self._thread, raw_row)
+        if stored is None:
+            return Snapshot(None), b"", now
+        snapshot = Snapshot(stored.row, stored.is_listed, stored.checkpoints)
+        self.is_done = self._commit.token.hex().encode() in stored.tokens
+        snapshot.metadata = rows.parse_info(self._thread, stored, *info)
+        self._add_records(snapshot, records, heads)
+        self._add_writes_and_entries(snapshot, writes, exists, entries)
+        for name, size, stamp in zip(self._chunks, sizes, stamps, strict=True):
+            if stamp is not None:
+                snapshot.chunks[name] = (size, rows.parse_stamp(self._thread, name, stamp)[0])
+        is_same_generation = self._commit.generation == stored.row.generation
+        if not self.is_done and is_same_generation and not self._needed <= snapshot.chunks.keys():
+            raise StaleBase(self._thread.id)
+        return snapshot, raw_row, now
+
+    def _add_records(self, snapshot: Snapshot, records: list[Any], heads: list[Any]) -> None:
+        for key, field, value in zip(self._wanted.checkpoints, self._records, records, strict=True):
+            if value is not None:
+                snapshot.records[key] = self._record(key, field, value)
+        for namespace, id, value in zip(self._wanted.namespaces, heads[::2], heads[1::2], strict=True):
+            if id is not None:
+                key = (namespace, to_text(id))
+                if value is None:
+                    raise Corrupt("the newest checkpoint is gone", thread=self._thread.id, checkpoint=key[1])
+                snapshot.heads[namespace] = self._record(key, checkpoint_field(*key), value)
+
+    def _record(self, key: CheckpointKey, field: bytes, value: bytes) -> CheckpointRecord:
+        """Return a record. A damaged one can still be removed: then only its presence counts."""
+        try:
+            return rows.parse_record(self._thread, field, value)
+        except Corrupt:
+            removal = self._commit.removal
+            if removal is None or key not in removal.checkpoints:
+                raise
+            return CheckpointRecord(*key, None, None, None, "", 0, 0, (), b"")
+
+    def _add_writes_and_entries(
+        self, snapshot: Snapshot, writes: list[Any], exists: list[int], entries: list[Any]
+    ) -> None:
+        for write, field, value in zip(self._wanted.writes, self._writes, writes, strict=True):
+            if value is not None:
+                snapshot.written[write] = rows.parse_write(self._thread, field, value)
+        snapshot.pairs.update(key for key, flag in zip(self._wanted.pairs, exists, strict=True) if flag)
+        for entry, field, value in zip(self._wanted.entries, self._entries, entries, strict=True):
+            if value is not None:
+                snapshot.notes[entry] = rows.parse_entry(self._thread, field, value)
+
 
 _MAX_WAIT_S = 30.0  # for replicas, when the call itself has no limit
 
@@ -51,9 +147,8 @@ class Commits:
             )
             for commit in commits
         ]
-        timeouts = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
         try:
-            replies = await self._session.ask_all(calls, min(timeouts, default=None))
+            replies = await self._session.ask_all(calls, shortest_timeout(commits))
         except StoreError as error:  # some nodes may have done it
             return [outcome_unknown(commit, str(error)) for commit in commits]
         results: list[Receipt | OutliveError] = []
@@ -176,8 +271,7 @@ class Commits:
         wanted = self._options.wait_replicas
         is_stored = reply[0] in (b"ok", b"existing", b"repeated")
         if is_stored and (not isinstance(confirmed, int) or confirmed < wanted):
-            ids = [draft.id for draft in commit.checkpoints]
-            raise NotReplicated(commit.thread.id, ids[0] if ids else "", confirmed, wanted)
+            raise NotReplicated(commit.thread.id, commit.first_id, confirmed, wanted)
         return reply
 
 

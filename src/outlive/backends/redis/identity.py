@@ -15,7 +15,7 @@ import ormsgpack
 from outlive.backend import checksum
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
-from outlive.backends.redis.rows import BUCKETS
+from outlive.backends.redis.keys import BUCKETS, identity_key
 from outlive.backends.redis.scripts import script
 from outlive.backends.redis.session import Session
 from outlive.backends.redis.topology import slot_of
@@ -32,7 +32,7 @@ class Identity:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.key = rows.identity_key(session.prefix)
+        self.key = identity_key(session.prefix)
         self.buckets: set[int] = set()
         self.packed_naming_key = b""  # as this process knows it
         self._slot = slot_of(self.key)

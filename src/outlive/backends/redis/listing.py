@@ -24,9 +24,10 @@ from outlive.backend import (
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity
+from outlive.backends.redis.keys import entries_key, recent_key, roster_key, threads_key, to_bytes, to_text
 from outlive.backends.redis.merge import Line, Merge, Range
 from outlive.backends.redis.repair import IndexRepair
-from outlive.backends.redis.rows import pack_args, to_bytes
+from outlive.backends.redis.rows import pack_args
 from outlive.backends.redis.scripts import script
 from outlive.backends.redis.session import Session
 from outlive.backends.server.attempts import Deadline
@@ -89,7 +90,7 @@ class Listing:
             after = None if query.after is None else to_bytes(query.after)
             buckets = sorted(self._identity.buckets)
             ranges = [Range.of(bucket, start, prefix, after) for bucket in buckets]
-            merge = self._merge(rows.threads_key, ranges, query.limit, (False, "any"), deadline)
+            merge = self._merge(threads_key, ranges, query.limit, (False, "any"), deadline)
             page: list[ThreadRow] = []
             while len(page) < query.limit and (lines := await merge.take(query.limit - len(page))):
                 page += await self._rows(query.tenant, lines, query.heads, deadline)
@@ -109,11 +110,7 @@ class Listing:
                 Call.of(
                     session.slot(group[0].bucket),
                     script("recent"),
-                    [
-                        of(session.prefix, part.bucket)
-                        for of in (rows.recent_key, rows.roster_key)
-                        for part in group
-                    ],
+                    [of(session.prefix, part.bucket) for of in (recent_key, roster_key) for part in group],
                     pack_args((page_size, not session.is_sharded)),
                     start,
                     *(part.low for part in group),
@@ -147,7 +144,7 @@ class Listing:
             Call.of(
                 session.slot(group[0]),
                 script("totals"),
-                [rows.roster_key(session.prefix, bucket) for bucket in group],
+                [roster_key(session.prefix, bucket) for bucket in group],
                 to_bytes(tenant),
             )
             for group in groups
@@ -192,7 +189,7 @@ class Listing:
         async def work() -> list[tuple[ThreadKey, EntryRecord]]:
             await self._identity.complete(deadline)
             ranges, args = self._entry_ranges(query)
-            merge = self._merge(rows.entries_key, ranges, query.limit, args, deadline)
+            merge = self._merge(entries_key, ranges, query.limit, args, deadline)
             # By id: an entry that has two lines for a moment is listed once.
             page: dict[EntryId, tuple[ThreadKey, EntryRecord]] = {}
             while len(page) < query.limit and (lines := await merge.take(query.limit - len(page))):
@@ -248,7 +245,7 @@ class Listing:
             _, id, values = reply
             if all(value is None for value in values):
                 continue
-            thread = ThreadKey.of(tenant, rows.to_text(id or b""))
+            thread = ThreadKey.of(tenant, to_text(id or b""))
             if thread.digest != digest:
                 raise Corrupt("the name of a thread is damaged", thread=thread.id)
             for (field, line_text), value in zip(named, values, strict=True):
@@ -266,9 +263,9 @@ class Listing:
         start = to_bytes(tenant) + b"\0"
         for member in await self._session.ask(call):
             id = member[len(start) :]
-            if member.startswith(start) and ThreadKey.of(tenant, rows.to_text(id)).digest == digest:
+            if member.startswith(start) and ThreadKey.of(tenant, to_text(id)).digest == digest:
                 kind, _, key = field.partition(b"\0")
-                return DamagedEntry(rows.to_text(id), rows.to_text(kind), rows.to_text(key), "")
+                return DamagedEntry(to_text(id), to_text(kind), to_text(key), "")
         return Corrupt(f"{what.decode(errors='replace')} (the digest of the thread is {digest.hex()})")
 
     # Asking
@@ -308,7 +305,7 @@ class Listing:
         deadline: Deadline,
     ) -> Merge:
         """Return the merge of some ranges of the indexes of threads or of entries."""
-        session, count_field = self._session, "threads" if key_of is rows.threads_key else "entries"
+        session, count_field = self._session, "threads" if key_of is threads_key else "entries"
 
         async def ask(asked: Sequence[Range], page_size: int) -> list[list[bytes]]:
             # A single server is asked for all at once. In a Cluster each index has its own slot.
@@ -317,7 +314,7 @@ class Listing:
                 Call.of(
                     session.slot(group[0].bucket),
                     script("index"),
-                    [of(session.prefix, part.bucket) for of in (key_of, rows.roster_key) for part in group],
+                    [of(session.prefix, part.bucket) for of in (key_of, roster_key) for part in group],
                     pack_args((page_size, *args, count_field, not session.is_sharded)),
                     *(arg for part in group for arg in (part.low, part.high, len(part.start) + 1)),
                 )
@@ -347,7 +344,7 @@ def _entry(thread: ThreadKey, field: bytes, value: bytes, line: bytes) -> EntryR
     except DamagedEntry as error:
         before, _, tail = line.rpartition(b"\0")
         status = tail[49:] if line.startswith(b"k") else before.split(b"\0")[2]
-        raise DamagedEntry(thread.id, error.kind, error.key, rows.to_text(status)) from error
+        raise DamagedEntry(thread.id, error.kind, error.key, to_text(status)) from error
 
 
 def _digest(hex: bytes, bucket: int) -> bytes:
@@ -362,6 +359,6 @@ def _digest(hex: bytes, bucket: int) -> bytes:
 
 def _id(encoded: bytes, bucket: int) -> str:
     try:
-        return rows.to_text(encoded)
+        return to_text(encoded)
     except Corrupt:
         raise _TornIndex({bucket}) from None

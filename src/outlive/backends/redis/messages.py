@@ -18,7 +18,8 @@ from outlive.backend import (
 )
 from outlive.backend.entries import wakes
 from outlive.backends.redis import rows
-from outlive.backends.redis.rows import checkpoint_field, pack_args, to_bytes
+from outlive.backends.redis.keys import checkpoint_field, entry_field, to_bytes, to_text, write_field
+from outlive.backends.redis.rows import pack_args
 from outlive.backends.rules.clock import Clock, new_token
 from outlive.backends.rules.snapshot import is_apart
 from outlive.backends.rules.view import Effect, Row
@@ -81,8 +82,8 @@ def commit_args(
         tokens.hex(),
         None if commit.generation is None else str(commit.generation),
         commit.epoch,
-        None if commit.fence is None else _fence(commit.fence),
-        None if commit.expect_head is None else _expected(commit.expect_head),
+        _fence(commit),
+        _expected_head(commit),
         None if draft is None else _draft(draft),
         [_offered(thread, entry, trailing) for entry in commit.entries],
         [_written(thread, write, trailing) for write in commit.writes],
@@ -144,13 +145,18 @@ def effect_args(
     ]
 
 
-def _fence(fence: tuple[str, str, int, int]) -> tuple[bytes, bytes]:
-    kind, key, epoch, number = fence
-    return rows.entry_field(kind, key), b"%016x%016x" % (epoch, number)
+def _fence(commit: Commit) -> tuple[bytes, bytes] | None:
+    if commit.fence is None:
+        return None
+    kind, key, epoch, number = commit.fence
+    return entry_field(kind, key), b"%016x%016x" % (epoch, number)
 
 
-def _expected(expect: tuple[str, str | None]) -> tuple[bytes, bytes | bool]:
-    return to_bytes(expect[0]), False if expect[1] is None else to_bytes(expect[1])
+def _expected_head(commit: Commit) -> tuple[bytes, bytes | bool] | None:
+    if commit.expect_head is None:
+        return None
+    namespace, head = commit.expect_head
+    return to_bytes(namespace), False if head is None else to_bytes(head)
 
 
 def _draft(draft: CheckpointRecord) -> tuple[Any, ...]:
@@ -166,7 +172,7 @@ def _draft(draft: CheckpointRecord) -> tuple[Any, ...]:
 
 
 def _offered(thread: ThreadKey, entry: EntryRecord, trailing: TrailingValues) -> tuple[Any, ...]:
-    field = rows.entry_field(entry.kind, entry.key)
+    field = entry_field(entry.kind, entry.key)
     return (
         field,
         trailing.add(rows.pack_entry_payload(thread, field, entry.body or b"")),
@@ -184,7 +190,7 @@ def _offered(thread: ThreadKey, entry: EntryRecord, trailing: TrailingValues) ->
 
 
 def _written(thread: ThreadKey, write: WriteRecord, trailing: TrailingValues) -> tuple[Any, ...]:
-    field = rows.write_field(write.key)
+    field = write_field(write.key)
     return (
         field,
         write.index < 0,
@@ -205,12 +211,12 @@ def _placed(
 
 
 def _stored_write(thread: ThreadKey, write: WriteRecord, trailing: TrailingValues) -> tuple[bytes, int]:
-    field = rows.write_field(write.key)
+    field = write_field(write.key)
     return field, trailing.add(rows.pack_write(thread, field, write))
 
 
 def _stored_entry(thread: ThreadKey, entry: EntryRecord, trailing: TrailingValues) -> tuple[bytes, int]:
-    field = rows.entry_field(entry.kind, entry.key)
+    field = entry_field(entry.kind, entry.key)
     return field, False if entry.gone else trailing.add(rows.pack_entry(thread, field, entry))
 
 
@@ -279,9 +285,7 @@ def _repeated(commit: Commit, reply: list[Any]) -> Receipt:
     """Return the receipt of a commit that an earlier attempt did."""
     row = _row(commit.thread, reply)
     entries = [
-        entry
-        if value is None
-        else rows.parse_entry(commit.thread, rows.entry_field(entry.kind, entry.key), value)
+        entry if value is None else rows.parse_entry(commit.thread, entry_field(entry.kind, entry.key), value)
         for entry, value in zip(commit.entries, reply[2], strict=True)
     ]
     return Receipt(row.generation, row.revision, entries=tuple(entries), writes=commit.writes)
@@ -291,20 +295,20 @@ def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
     thread = commit.thread
     if kind == b"lease" and commit.fence is not None:
         name, key, _, fence = commit.fence
-        field = rows.entry_field(name, key)
+        field = entry_field(name, key)
         stored = None if reply[1] is None else rows.parse_entry(thread, field, reply[1])
         return LeaseLost(thread.id, name, key, fence, stored.fence if stored else None)
     if kind == b"epoch" and commit.epoch is not None:
         return EpochPassed(thread.id, commit.epoch, reply[1])
     if kind == b"head" and commit.expect_head is not None:
-        head = None if reply[1] is None else rows.to_text(reply[1])
+        head = None if reply[1] is None else to_text(reply[1])
         return HeadMoved(thread.id, *commit.expect_head, head)
     if kind == b"entry":
         entry = commit.entries[reply[1] - 1]
         return DamagedEntry(thread.id, entry.kind, entry.key, "")
     if kind == b"held":
         entry = commit.entries[reply[1] - 1]
-        field = rows.entry_field(entry.kind, entry.key)
+        field = entry_field(entry.kind, entry.key)
         stored = None if reply[2] is None else rows.parse_entry(thread, field, reply[2])
         return EntryHeld(thread.id, entry.kind, entry.key, stored)
     if kind == b"repeated":  # what it saved has been deleted since
@@ -332,7 +336,7 @@ def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> R
             epoch=epoch,
             seq=seq,
             created_at=draft.created_at or now,
-            parent=None if parent is None else rows.to_text(parent),
+            parent=None if parent is None else to_text(parent),
             version=draft.version,
         )
         placed = (record,)
@@ -354,9 +358,7 @@ def _settled(
     body, status, until, clock = entry.body, entry.status, entry.until, entry.clock
     if body is None:
         kept = (
-            None
-            if stored is None
-            else rows.parse_entry(thread, rows.entry_field(entry.kind, entry.key), stored)
+            None if stored is None else rows.parse_entry(thread, entry_field(entry.kind, entry.key), stored)
         )
         body = b"" if kept is None else kept.body
         status = status or ("" if kept is None else kept.status)

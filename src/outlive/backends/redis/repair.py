@@ -18,6 +18,7 @@ from outlive.backend import ThreadKey
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity
+from outlive.backends.redis.keys import recent_key, to_text
 from outlive.backends.redis.rows import pack_args
 from outlive.backends.redis.scripts import script
 from outlive.backends.redis.session import Session
@@ -113,7 +114,7 @@ class IndexRepair:
         slot, threads = session.slot(bucket), session.bucket_keys(bucket)[0]
         named = [(self._digest(member, bucket), member) for member in members]
         lines = {digest: member for digest, member in named if digest}
-        calls = [Call(slot, ("DEL", rows.recent_key(session.prefix, bucket)))]
+        calls = [Call(slot, ("DEL", recent_key(session.prefix, bucket)))]
         calls += [Call(slot, ("ZREM", threads, member)) for digest, member in named if not digest]
         for digest in sorted({*digests, *lines}):
             args = pack_args((lines.get(digest, False), has_no_count and not self._has_ttl))
@@ -133,7 +134,7 @@ class IndexRepair:
         """Return the digest of the thread that a line names; empty for a damaged line."""
         tenant, _, id = line.partition(b"\0")
         try:
-            digest = ThreadKey.of(rows.to_text(tenant), rows.to_text(id)).digest
+            digest = ThreadKey.of(to_text(tenant), to_text(id)).digest
         except Corrupt:
             return b""
         return digest if self._session.keys_of(digest).bucket == bucket else b""

@@ -8,7 +8,6 @@ only; the client's checksum binds a value to its field and thread.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
 import struct
@@ -28,118 +27,20 @@ from outlive.backend import (
     ThreadKey,
     ThreadRow,
     WriteRecord,
-    escape,
-    unescape,
 )
 from outlive.backend.entries import check_stored_kind
+from outlive.backends.redis.keys import to_bytes, to_text
 from outlive.backends.rules.view import Row
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
-BUCKETS = 1024  # must never change: a thread's keys depend on it
 CLOCK = "redis"  # leases are timed by the server
 LAST = b"\xff"  # the last member of an order; its score is the revision
 _NONE = 0xFFFFFFFF  # instead of the length of a text that is None
-_LETTERS = "mrocwe"  # meta, records, order, chunks, writes, entries
 _CLIENT_FIELDS = ("step", "source", "size", "added", "body", "projection", "format", "version")
 _client_values = attrgetter(*_CLIENT_FIELDS)
 _lengths = struct.Struct(">III")
 _position = struct.Struct(">QQQI")
 _row_pattern = re.compile(rb"(\d+ ){13}[0-9a-f]*")  # the same as ROW in thread.lua
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """Six keys of a thread, and the indexes and the roster of its bucket, all in one slot.
-
-    On a single server the identity of the store is added: there one script may read both.
-    """
-
-    bucket: int
-    all: tuple[str, ...]
-
-    @property
-    def row(self) -> str:
-        return self.all[0]
-
-    @property
-    def chunks(self) -> str:
-        return self.all[3]
-
-    @property
-    def threads_index(self) -> str:
-        return self.all[6]
-
-    @classmethod
-    @functools.lru_cache(1024)  # making them takes longer than using them
-    def of(cls, prefix: str, digest: bytes, *, is_single: bool) -> Keys:
-        bucket = int.from_bytes(digest[:2], "big") % BUCKETS
-        base = f"{prefix}{{{bucket}}}:{digest.hex()}:"
-        own = [base + letter for letter in _LETTERS]
-        store = (identity_key(prefix),) if is_single else ()
-        return cls(
-            bucket,
-            (
-                *own,
-                threads_key(prefix, bucket),
-                entries_key(prefix, bucket),
-                roster_key(prefix, bucket),
-                recent_key(prefix, bucket),
-                *store,
-            ),
-        )
-
-
-def wake_channel(prefix: str, tenant: str) -> bytes:
-    """Return the channel on which a script publishes that there is work (`ring` in thread.lua)."""
-    return f"{prefix}wake:".encode() + to_bytes(tenant)
-
-
-def threads_key(prefix: str, bucket: int) -> str:
-    return f"{prefix}{{{bucket}}}:threads"
-
-
-def entries_key(prefix: str, bucket: int) -> str:
-    return f"{prefix}{{{bucket}}}:entries"
-
-
-def roster_key(prefix: str, bucket: int) -> str:
-    return f"{prefix}{{{bucket}}}:roster"
-
-
-def recent_key(prefix: str, bucket: int) -> str:
-    return f"{prefix}{{{bucket}}}:recent"
-
-
-BUCKET_KEYS = (threads_key, entries_key, roster_key)
-
-
-def identity_key(prefix: str) -> str:
-    return f"{prefix}identity"
-
-
-def to_bytes(value: str) -> bytes:
-    """Encode a text, also one that is no valid Unicode and one with NUL."""
-    return escape(value).encode()
-
-
-def to_text(value: bytes) -> str:
-    """Undo `to_bytes`; raise Corrupt for what it never returns."""
-    try:
-        return unescape(value.decode())
-    except ValueError as error:
-        raise Corrupt("a stored id cannot be read") from error
-
-
-def checkpoint_field(namespace: str, id: str) -> bytes:
-    return to_bytes(namespace) + b"\0" + to_bytes(id)
-
-
-def write_field(write: tuple[str, str, str, int]) -> bytes:
-    return b"\0".join((to_bytes(write[0]), to_bytes(write[1]), to_bytes(write[2]), b"%d" % write[3]))
-
-
-def entry_field(kind: str, key: str) -> bytes:
-    return to_bytes(kind) + b"\0" + to_bytes(key)
 
 
 def server_checksum(data: bytes) -> bytes:
@@ -154,6 +55,13 @@ def _client_checksum(thread: ThreadKey, field: bytes, payload: bytes) -> bytes:
     digest.update(b"%d:" % len(field) + field)
     digest.update(payload)
     return digest.digest()
+
+
+def _check_value(thread: ThreadKey, field: bytes, head: bytes, check: bytes, payload: bytes) -> None:
+    """Compare both checksums of a value; raise ValueError when one is wrong."""
+    is_sound = check == server_checksum(head + payload[-8:])
+    if not is_sound or payload[-8:] != _client_checksum(thread, field, payload[:-8]):
+        raise ValueError("checksum")
 
 
 def chunk_checksum(name: bytes, data: bytes) -> bytes:
@@ -213,10 +121,7 @@ def _unpack_record(
     epoch, seq, created_at, length = _position.unpack_from(value)
     end = 36 + (0 if length == _NONE else length)
     parent, payload = value[36:end], value[end:]
-    if value[28:36] != server_checksum(value[:28] + parent + payload[-8:]) or payload[
-        -8:
-    ] != _client_checksum(thread, field, payload[:-8]):
-        raise ValueError("checksum")
+    _check_value(thread, field, value[:28] + parent, value[28:36], payload)
     n_names, _, n_run = _lengths.unpack_from(payload)
     at = 12 + n_names + (0 if n_run == _NONE else n_run)
     step, source, size, added, body, projection, format, version = ormsgpack.unpackb(payload[at:-8])
@@ -295,10 +200,7 @@ def parse_write(thread: ThreadKey, field: bytes, value: bytes | None) -> WriteRe
         if value is None:
             raise ValueError("gone")
         payload = value[56:]
-        if value[48:56] != server_checksum(value[:48] + payload[-8:]) or payload[-8:] != _client_checksum(
-            thread, field, payload[:-8]
-        ):
-            raise ValueError("checksum")
+        _check_value(thread, field, value[:48], value[48:56], payload)
         (n_names,) = struct.unpack_from(">I", payload)
         channel, path, body = ormsgpack.unpackb(payload[4 + n_names : -8])
         names = unpack_names(payload[4 : 4 + n_names])
@@ -352,10 +254,7 @@ def parse_entry(thread: ThreadKey, field: bytes, value: bytes | None) -> EntryRe
         n_status, n_clock = struct.unpack_from(">II", value, 72)
         start = 80 + n_status + n_clock
         tail, payload = value[72:start], value[start:]
-        if value[64:72] != server_checksum(value[:64] + tail + payload[-8:]) or payload[
-            -8:
-        ] != _client_checksum(thread, field, payload[:-8]):
-            raise ValueError("checksum")
+        _check_value(thread, field, value[:64] + tail, value[64:72], payload)
         epoch, fence, revision = _parse_rank(value)
         status, clock = to_text(value[80 : 80 + n_status]), to_text(value[80 + n_status : start])
         return EntryRecord(

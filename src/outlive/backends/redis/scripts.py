@@ -66,7 +66,9 @@ _words = re.compile(r"\w+")
 
 
 def _text(folder: Traversable, name: str) -> str:
-    return _without_comments((folder / f"{name}.lua").read_text(encoding="ascii"))
+    """Return a file without its lines of comment: a server keeps the text of every script."""
+    lines = (folder / f"{name}.lua").read_text(encoding="ascii").splitlines()
+    return "".join(f"{line}\n" for line in lines if line and not line.lstrip().startswith("--"))
 
 
 def _load_all() -> dict[str, Script]:
@@ -74,12 +76,6 @@ def _load_all() -> dict[str, Script]:
     folder = resources.files(__package__) / "lua"
     names = [file.name[: -len(".lua")] for file in folder.iterdir() if file.name.endswith(".lua")]
     return {name: _load(folder, name) for name in names if name not in _COMMON}
-
-
-def _without_comments(text: str) -> str:
-    """Drop whole lines of comment: a server keeps the text of every script."""
-    kept = [line for line in text.splitlines() if line and not line.lstrip().startswith("--")]
-    return "".join(f"{line}\n" for line in kept)
 
 
 _scripts = _load_all()

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from outlive.backend import Commit, ThreadKey
-from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call, Client
 from outlive.backends.redis.connection import Command, Reply
-from outlive.backends.redis.rows import Keys
+from outlive.backends.redis.keys import BUCKET_KEYS, Keys, threads_key
 from outlive.backends.redis.scripts import script
 from outlive.backends.redis.topology import slot_of
 from outlive.backends.server.attempts import Attempts, Deadline
@@ -59,11 +58,11 @@ class Session:
 
     def bucket_keys(self, bucket: int) -> list[str]:
         """Return the keys of a bucket: its index of threads, its index of entries, its roster."""
-        return [key_of(self.prefix, bucket) for key_of in rows.BUCKET_KEYS]
+        return [key_of(self.prefix, bucket) for key_of in BUCKET_KEYS]
 
     def slot(self, bucket: int) -> int:
         if bucket not in self._slots:
-            self._slots[bucket] = slot_of(rows.threads_key(self.prefix, bucket))
+            self._slots[bucket] = slot_of(threads_key(self.prefix, bucket))
         return self._slots[bucket]
 
     # Calling

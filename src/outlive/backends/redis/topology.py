@@ -11,9 +11,15 @@ import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outlive.backends.redis.connection import Address, Command, Connection, ConnectionSettings, Reply
+from outlive.backends.redis.connection import (
+    Address,
+    Command,
+    Connection,
+    ConnectionSettings,
+    ErrorReply,
+    Reply,
+)
 from outlive.backends.redis.io_modes import IOMode, Limiter
-from outlive.backends.redis.replies import ErrorReply
 from outlive.backends.server.attempts import AttemptFailed, Deadline
 from outlive.errors import StoreUnavailable
 

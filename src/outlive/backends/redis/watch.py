@@ -8,9 +8,8 @@ hears nothing: then workers find work at their own interval.
 
 from __future__ import annotations
 
-from outlive.backends.redis.connection import Connection
-from outlive.backends.redis.replies import ErrorReply
-from outlive.backends.redis.rows import wake_channel
+from outlive.backends.redis.connection import Connection, ErrorReply
+from outlive.backends.redis.keys import wake_channel
 from outlive.backends.redis.session import Session
 from outlive.backends.redis.topology import Pool
 from outlive.backends.server.attempts import AttemptFailed, Deadline

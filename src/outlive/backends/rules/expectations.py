@@ -55,17 +55,14 @@ def _check_empty(commit: Commit, view: View) -> None:
 
 def brought(commit: Commit) -> set[CheckpointKey]:
     """Return the (namespace, id) of all checkpoints that a commit has, or has writes of."""
-    pairs = {(draft.namespace, draft.id) for draft in commit.checkpoints}
-    return pairs | {write.key[:2] for write in commit.writes}
+    pairs = {draft.key for draft in commit.checkpoints}
+    return pairs | {write.checkpoint_key for write in commit.writes}
 
 
 def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
     """Check that the commit is the next one: nothing is missing before it or newer."""
     following = row.seq + 1 if row is not None else 1
-    is_out = any(
-        draft.seq != following and view.find(draft.namespace, draft.id) is None
-        for draft in commit.checkpoints
-    )
+    is_out = any(draft.seq != following and view.find(*draft.key) is None for draft in commit.checkpoints)
     for entry in commit.entries:
         stored = view.entry(entry.kind, entry.key)
         is_out = is_out or (stored is not None and not entry.gone and entry.rank < stored.rank)

@@ -116,7 +116,7 @@ class Wanted:
             entries.append(commit.fence[:2])
         # A merge must not bring back what was removed: look for tombstones.
         if commit.merge or any(draft.seq for draft in commit.checkpoints):
-            keys = [tombstone_key(draft.namespace, draft.id) for draft in commit.checkpoints]
+            keys = [tombstone_key(*draft.key) for draft in commit.checkpoints]
             entries += [(TOMBSTONE, key) for key in ("", *keys)]
         chunks = set(removal.chunks) if removal is not None else set()
         if commit.generation is None:
@@ -125,7 +125,7 @@ class Wanted:
         if commit.expect_head is not None:
             namespaces.append(commit.expect_head[0])
         return cls(
-            checkpoints=_once([*pairs, *((record.namespace, record.id) for record in records)]),
+            checkpoints=_once([*pairs, *(record.key for record in records)]),
             namespaces=_once(namespaces),
             writes=_once(write.key for write in (*commit.writes, *(old for old, _ in reencrypted.writes))),
             pairs=_once([*pairs, *(brought(commit) if commit.expect_empty else ())]),
@@ -183,7 +183,7 @@ class Snapshot:
 def done_before(commit: Commit, seen: Snapshot) -> Receipt:
     """Return the receipt of a commit that was done the first time it came: what is stored now."""
     assert seen.row is not None
-    records = [seen.find(draft.namespace, draft.id) for draft in commit.checkpoints]
+    records = [seen.find(*draft.key) for draft in commit.checkpoints]
     notes = [seen.entry(entry.kind, entry.key) for entry in commit.entries]
     return Receipt(
         seen.row.generation,

@@ -85,13 +85,17 @@ class SQLiteBackend:
         self._connection.close()
 
     def identity(self, offered: bytes) -> bytes:
-        with self._connection.translated():
-            with self._connection.transaction("deferred") as db:  # only the first opener writes
+        with self._connection.transaction("deferred") as db:  # only the first opener writes
+            key = self._naming_key(db)
+        if key is None:
+            with self._connection.transaction("immediate") as db:
                 key = self._naming_key(db)
-            if key is None:
-                with self._connection.transaction("immediate") as db:
-                    key = self._naming_key(db) or self._adopt(db, offered)
-            return key
+                if key is None:
+                    key = offered
+                    if key:
+                        row = (key, checksum("naming key", key))
+                        db.execute("insert into meta values('naming key', ?, ?)", row)
+        return key
 
     def _naming_key(self, db: apsw.Connection) -> bytes | None:
         row = fetch_one(db, "select value, checksum from meta where name = 'naming key'")
@@ -103,11 +107,6 @@ class SQLiteBackend:
             raise Corrupt("the naming key of this store is damaged")
         return bytes(row[0])
 
-    def _adopt(self, db: apsw.Connection, key: bytes) -> bytes:
-        if key:
-            db.execute("insert into meta values('naming key', ?, ?)", (key, checksum("naming key", key)))
-        return key
-
     # Committing
 
     def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
@@ -117,17 +116,14 @@ class SQLiteBackend:
         """
         busy_s = min((commit.timeout_s or _BUSY_S for commit in commits), default=_BUSY_S)
         try:
-            with self._connection.translated():
-                with self._connection.transaction("immediate", busy_s) as db:
-                    if len(commits) == 1:  # its refusal may roll back the whole transaction
-                        results: list[Receipt | OutliveError] = [self._commit(db, commits[0])]
-                    else:
-                        results = self._commit_group(db, commits)
-                if any(
-                    isinstance(result, Receipt) and (result.freed or result.removed) for result in results
-                ):
-                    self._free_pages(commits)
-                return results
+            with self._connection.transaction("immediate", busy_s) as db:
+                if len(commits) == 1:  # its refusal may roll back the whole transaction
+                    results: list[Receipt | OutliveError] = [self._commit(db, commits[0])]
+                else:
+                    results = self._commit_group(db, commits)
+            if any(isinstance(result, Receipt) and (result.freed or result.removed) for result in results):
+                self._free_pages(commits)
+            return results
         except OutliveError as error:  # the transaction is rolled back: none of them is stored
             return [error] * len(commits)
 
@@ -196,7 +192,7 @@ class SQLiteBackend:
         chunks: bool = True,
         timeout_s: float | None = None,
     ) -> ReadResult:
-        with self._connection.translated(), self._connection.transaction("deferred") as db:
+        with self._connection.transaction("deferred") as db:
             view = Rows(db, thread, namespace)
             if view.row is None:
                 return ReadResult(0)
@@ -212,14 +208,14 @@ class SQLiteBackend:
     def history(
         self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
-        with self._connection.translated(), self._connection.transaction("deferred") as db:
+        with self._connection.transaction("deferred") as db:
             view = Rows(db, query.thread, query.namespace or "")
             if view.row is None:
                 return 0, []
             return view.row.generation, view.page(query)
 
     def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
-        with self._connection.translated(), self._connection.transaction("deferred") as db:
+        with self._connection.transaction("deferred") as db:
             view = Rows(db, query.thread, query.namespace or "")
             if view.row is None:
                 return Page(0)
@@ -230,7 +226,7 @@ class SQLiteBackend:
     def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
     ) -> list[WriteRecord]:
-        with self._connection.translated(), self._connection.transaction("deferred") as db:
+        with self._connection.transaction("deferred") as db:
             view = Rows(db, thread)
             pairs = view.written() if checkpoints is None else checkpoints
             return sorted((write for pair in pairs for write in view.writes_of(*pair)), key=write_order)
@@ -238,7 +234,7 @@ class SQLiteBackend:
     def entries(
         self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
-        with self._connection.translated(), self._connection.transaction("deferred") as db:
+        with self._connection.transaction("deferred") as db:
             search = EntrySearch(db, query, clock())
             if query.thread is None:
                 return search.of_tenant()
@@ -257,7 +253,7 @@ class SQLiteBackend:
         if query.only is not None:
             where, values = "t.id = ?", [escape(query.only)]
         values = [escape(query.tenant), *values, query.limit]
-        with self._connection.translated(), self._connection.transaction("deferred") as db:
+        with self._connection.transaction("deferred") as db:
             rows: list[Any] = db.execute(
                 f"{THREADS} where t.tenant = ? and t.listed and {where} order by t.id limit ?", values
             ).fetchall()
@@ -292,7 +288,7 @@ class SQLiteBackend:
         return view.summary(row[24], row[25], row[26], heads)
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
-        with self._connection.translated(), self._connection.transaction("deferred") as db:
+        with self._connection.transaction("deferred") as db:
             view = Rows(db, thread)
             if view.row is None:
                 return Inventory(0, 0, {})
@@ -304,11 +300,11 @@ class SQLiteBackend:
     def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
-        with self._connection.translated(), self._connection.transaction("deferred") as db:
+        with self._connection.transaction("deferred") as db:
             return Rows(db, thread).data(names)
 
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        with self._connection.translated(), self._connection.transaction("immediate", self._busy_s) as db:
+        with self._connection.transaction("immediate", self._busy_s) as db:
             data = Rows(db, source).data(names)
             return self._commit(db, Commit(target, chunks=tuple(data.items()))).generation
 
@@ -339,7 +335,7 @@ class SQLiteBackend:
             return fetch_one(self._connection.db(), "pragma data_version")[0]
 
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
-        with self._connection.translated(), self._connection.transaction("deferred") as db:
+        with self._connection.transaction("deferred") as db:
             if thread is not None:
                 return Audit(db, Rows(db, thread)).run()
             rows = db.execute("pragma integrity_check").fetchall()

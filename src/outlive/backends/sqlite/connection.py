@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import apsw
 
@@ -95,24 +95,26 @@ class Connection:
 
     @contextlib.contextmanager
     def transaction(self, kind: str, busy_s: float | None = None) -> Iterator[apsw.Connection]:
-        """Open a transaction.
+        """Open a transaction; its errors are translated as by `translated`.
 
         `busy_s`: how long this one and later ones wait for other processes.
         """
-        db = self.db()
-        if busy_s is not None:
-            db.set_busy_timeout(max(1, int(busy_s * 1000)))
+        db: apsw.Connection | None = None
         try:
+            db = self.db()
+            if busy_s is not None:
+                db.set_busy_timeout(max(1, int(busy_s * 1000)))
             db.execute(f"begin {kind}")
             yield db
             self._check_place(db, kind)
             # Full fsync: a crash before leaves nothing of it, a crash after all of it.
             db.execute("commit")
-        except BaseException:
-            self._on_rollback()
-            with contextlib.suppress(apsw.Error):
-                db.execute("rollback")
-            raise
+        except BaseException as error:  # noqa: BLE001  # raised again
+            if db is not None:
+                self._on_rollback()
+                with contextlib.suppress(apsw.Error):
+                    db.execute("rollback")
+            self._raise_translated(error)
         if kind == "immediate" and self._marks is not None:
             # A crash before this line leaves a commit that its caller was not told of. Past it, a
             # log that has lost the commit is noticed. Without the mark the commit is done all the
@@ -127,7 +129,10 @@ class Connection:
         if self._marks is None or (kind == "deferred" and now < self._next_check):
             return
         self._next_check = now + _CHECK_S
-        folder = self._folder_state()
+        folder = None
+        with contextlib.suppress(OSError):
+            state = os.stat(self._folder)
+            folder = (state.st_dev, state.st_ino, state.st_mtime_ns)
         if folder is not None and folder == self._checked_folder:
             return  # nothing in it was created, deleted or renamed since
         db.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, self._moved_at)
@@ -136,13 +141,6 @@ class Connection:
             raise self._is_gone()
         is_settled = folder is not None and time.time_ns() - folder[2] > _SETTLED_NS
         self._checked_folder = folder if is_settled else None
-
-    def _folder_state(self) -> tuple[int, int, int] | None:
-        try:
-            state = os.stat(self._folder)
-        except OSError:
-            return None
-        return state.st_dev, state.st_ino, state.st_mtime_ns
 
     def _is_gone(self) -> StoreUnavailable:
         return StoreUnavailable(
@@ -281,24 +279,29 @@ class Connection:
         """Translate errors of SQLite and the system into errors of this library."""
         try:
             yield
-        except OutliveError:
-            raise
-        except (apsw.BusyError, apsw.LockedError) as error:
+        except Exception as error:  # noqa: BLE001  # raised again
+            self._raise_translated(error)
+
+    def _raise_translated(self, error: BaseException) -> NoReturn:
+        if isinstance(error, apsw.BusyError | apsw.LockedError):
             raise StoreBusy("other processes held the SQLite file for the whole timeout") from error
-        except apsw.FullError as error:
+        if isinstance(error, apsw.FullError):
             raise StoreFull(
                 "no space is left for the SQLite file; nothing of this call was stored"
             ) from error
-        except (apsw.CorruptError, apsw.NotADBError) as error:
+        if isinstance(error, apsw.CorruptError | apsw.NotADBError):
             raise Corrupt(f"SQLite: {error} ({self.path!r})").with_advice(_advice(error)) from error
-        except apsw.Error as error:
+        if isinstance(error, apsw.Error):
             raise StoreUnavailable(f"SQLite: {error} ({self.path!r})").with_advice(_advice(error)) from error
-        except OSError as error:
+        if isinstance(error, OutliveError):
+            raise error
+        if isinstance(error, OSError):
             raise StoreUnavailable(
                 f"SQLite: {error.strerror} ({self.path!r}); check that this user may read and write the file and its folder"
             ) from error
-        except (TypeError, ValueError) as error:  # a column that holds what it never should
+        if isinstance(error, TypeError | ValueError):  # a column that holds what it never should
             raise Corrupt(f"a row cannot be read ({error})") from error
+        raise error
 
 
 # What SQLite reports → what to do.

@@ -184,11 +184,6 @@ class Rows(ThreadRows):
             self._chunks[name] = None if row is None else (row[0], row[1])
         return self._chunks[name]
 
-    def chunk_key(self, name: bytes) -> int | None:
-        """Return the key under which a chunk is stored."""
-        row = fetch_one(self._db, "select key from chunk where thread = ? and name = ?", (self.key, name))
-        return None if row is None else row[0]
-
     def _chunk_names(self, keys: bytes, check: bytes, checkpoint: str) -> tuple[bytes, ...]:
         """Return the names of the chunks of a record by their keys, checked: no row of `chunk` can
         replace another.
@@ -270,24 +265,9 @@ class Rows(ThreadRows):
         if version is not None and version != check:
             raise self._corrupt("its record is an older copy of itself", guess(row[1]))
         (
-            ns,
-            id,
-            parent,
-            run,
-            epoch,
-            seq,
-            step,
-            source,
-            created_at,
-            size,
-            added,
-            format,
-            version,
-            projection,
-            keys,
-            names,
-            body,
-        ) = fields
+            ns, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, projection,
+            keys, names, body,
+        ) = fields  # fmt: skip
         return CheckpointRecord(
             namespace=unescape(ns),
             id=unescape(id),

@@ -59,8 +59,9 @@ class MarkFile:
         self._boot = zlib.crc32(boot.encode()).to_bytes(8) if boot else bytes(8)
         self._is_synced = is_synced
         self._fd = self._log_fd = -1
-        # Device and inode: no other file gets them while these are open.
-        self._log_place = self._index_place = (0, 0)
+        # Which files these are: no other one gets their inode while they are open.
+        self._log_state: os.stat_result | None = None
+        self._index_state: os.stat_result | None = None
         self._map: mmap.mmap | None = None
         self.existed = os.path.exists(self._path)
         with contextlib.suppress(OSError):  # without a mark the frames alone have to tell
@@ -115,9 +116,9 @@ class MarkFile:
         """Open the log that SQLite has open; False when it is not there."""
         with contextlib.suppress(FileNotFoundError):
             # Opening it here would drop SQLite's locks.
-            self._index_place = _place(os.stat(self._log_index))
+            self._index_state = os.stat(self._log_index)
             self._log_fd = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
-            self._log_place = _place(os.fstat(self._log_fd))
+            self._log_state = os.fstat(self._log_fd)
         return self._log_fd >= 0
 
     def acknowledge(self, frames: int, page_size: int) -> None:
@@ -162,7 +163,9 @@ class MarkFile:
             log, index = os.stat(self._log), os.stat(self._log_index)
         except (FileNotFoundError, NotADirectoryError):
             return True
-        return _place(log) != self._log_place or _place(index) != self._index_place
+        if self._log_state is None or self._index_state is None:
+            return True
+        return not (os.path.samestat(log, self._log_state) and os.path.samestat(index, self._index_state))
 
     def close(self) -> None:
         """Close the file.
@@ -182,10 +185,6 @@ class MarkFile:
                     os.unlink(self._path)
             os.close(self._fd)
         self._fd, self._log_fd, self._map = -1, -1, None
-
-
-def _place(state: os.stat_result) -> tuple[int, int]:
-    return state.st_dev, state.st_ino
 
 
 def find_loss(log: str, page_size: int, frames: int, marks: MarkFile, mark: Mark | None) -> str | None:

@@ -92,7 +92,7 @@ class Writer:
     def _put_writes(self, writes: Sequence[WriteRecord]) -> None:
         changes: dict[CheckpointKey, tuple[int, int]] = {}
         for write in writes:
-            pair = (write.namespace, write.checkpoint)
+            pair = write.checkpoint_key
             count, change = changes.get(pair, (0, 0))
             is_new, checksums = self._put_write(write)
             changes[pair] = (count + is_new, change ^ checksums)
@@ -110,10 +110,11 @@ class Writer:
         for name in names:
             key = self._keys.get(name)
             if key is None:
-                key = self._view.chunk_key(name)
-                if key is None:
+                sql = "select key from chunk where thread = ? and name = ?"
+                row = fetch_one(self._db, sql, (self._view.key, name))
+                if row is None:
                     raise StaleBase(self._view.thread.id)
-                self._keys[name] = key
+                key = self._keys[name] = row[0]
             keys.append(key)
         return ormsgpack.packb(keys)
 

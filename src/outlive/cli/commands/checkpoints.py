@@ -33,7 +33,7 @@ from outlive.format.diff import join_path
 from outlive.values import Change, format_cursor, parse_cursor
 
 if TYPE_CHECKING:
-    from outlive.sync.store import Store
+    from outlive.cli.opened_store import OpenedStore
     from outlive.sync.thread import Thread
     from outlive.values import Checkpoint, CheckpointInfo, PendingWrite
 
@@ -339,7 +339,9 @@ def _line(change: Change, room: int) -> str:
     return f"{start}{one_line(change.old, half)} → {one_line(change.new, half)}"
 
 
-def _compare(store: Store, first: Thread, old: str | None, second: Thread, new: str | None) -> Comparison:
+def _compare(
+    store: OpenedStore, first: Thread, old: str | None, second: Thread, new: str | None
+) -> Comparison:
     target = find_checkpoint(store, second, new)
     if old is not None or first.id != second.id:
         source = find_checkpoint(store, first, old).id

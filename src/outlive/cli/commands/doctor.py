@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from outlive.cli.command import command
 from outlive.cli.context import Call
 from outlive.cli.lease_clock import LeaseClock
-from outlive.cli.lookup import backend_of, facts_of, pair_record_of
 from outlive.cli.output.advice import message_with_advice, split_advice
 from outlive.cli.output.escape import escape_terminal
 from outlive.cli.output.table import Column, print_table
@@ -25,7 +24,7 @@ from outlive.runtime.runtime import run_now
 from outlive.urls import local_path
 
 if TYPE_CHECKING:
-    from outlive.sync.store import Store
+    from outlive.cli.opened_store import OpenedStore
 
 _PACKAGES = (
     "ormsgpack", "apsw", "backports.zstd", "click", "rich", "psycopg", "redis", "cryptography",
@@ -145,14 +144,7 @@ def _check_store(call: Call, url: str) -> list[Finding]:
             findings.append(Finding("store", "ok", f"{call.store_name} opened in {elapsed_ms:.0f} ms"))
             if call.secondary is None:
                 findings += _guard(_check_role, store, url)
-            for check in (
-                _check_schema,
-                _check_clock,
-                _check_durability,
-                _check_disk,
-                _check_sizes,
-                _check_runs,
-            ):
+            for check in _STORE_CHECKS:
                 findings += _guard(check, store, url)
             return findings
     except NewerFormat as error:
@@ -164,7 +156,9 @@ def _check_store(call: Call, url: str) -> list[Finding]:
         return [*findings, Finding("store", "problem", message, advice or _reach_advice(url))]
 
 
-def _guard(check: Callable[[Store, str], Iterable[Finding]], store: Store, url: str) -> Iterable[Finding]:
+def _guard(
+    check: Callable[[OpenedStore, str], Iterable[Finding]], store: OpenedStore, url: str
+) -> Iterable[Finding]:
     """Run a check; an error becomes a finding and does not prevent the other checks."""
     try:
         return list(check(store, url))
@@ -193,11 +187,11 @@ def _check_pair(call: Call, url: str) -> Iterator[Finding]:
     yield Finding("pair", "ok" if is_healthy(replicas) else "warning", *describe(replicas))
 
 
-def _check_role(store: Store, url: str) -> Iterator[Finding]:
+def _check_role(store: OpenedStore, url: str) -> Iterator[Finding]:
     """Report that the store belongs to a pair but was opened alone."""
     from outlive.layers.replication.pair import ROLES
 
-    record = pair_record_of(store)
+    record = store.pair_record()
     if record is None:
         return
     role = ROLES[record.role]
@@ -210,13 +204,13 @@ def _check_role(store: Store, url: str) -> Iterator[Finding]:
         yield Finding("pair", "note", message, fix)
 
 
-def _check_clock(store: Store, url: str) -> Iterator[Finding]:
+def _check_clock(store: OpenedStore, url: str) -> Iterator[Finding]:
     clock = LeaseClock.of(store)
     if clock.skew_s is None:
         yield Finding("clock", "ok", "leases use the monotonic clock of this machine")
         return
     start = time.monotonic()
-    run_now(backend_of(store).identity(b""))
+    run_now(store.backend.identity(b""))
     yield Finding("round trip", "ok", f"{(time.monotonic() - start) * 1000:.1f} ms")
     yield skew_finding(clock.skew_s)
 
@@ -232,7 +226,7 @@ def skew_finding(skew_s: float) -> Finding:
     return Finding("clock", "warning", message, fix)
 
 
-def _check_disk(store: Store, url: str) -> Iterator[Finding]:
+def _check_disk(store: OpenedStore, url: str) -> Iterator[Finding]:
     path = local_path(url)
     if path is None:
         return
@@ -269,18 +263,18 @@ def _file_system(path: str) -> str:
     return best[1]
 
 
-def _check_sizes(store: Store, url: str) -> Iterator[Finding]:
+def _check_sizes(store: OpenedStore, url: str) -> Iterator[Finding]:
     total = store.size()
     message = f"{format_count(total.threads, 'thread')}, {format_count(total.checkpoints, 'checkpoint')}, "
     message += format_size(total.stored_bytes)
-    facts = facts_of(store)
+    facts = store.facts()
     if "file_bytes" in facts:
         size, unused = format_size(facts["file_bytes"]), format_size(facts["unused_bytes"])
         message += f"; the file has {size}, {unused} of it unused"
     yield Finding("sizes", "ok", message)
 
 
-def _check_runs(store: Store, url: str) -> Iterator[Finding]:
+def _check_runs(store: OpenedStore, url: str) -> Iterator[Finding]:
     clock, counts = LeaseClock.of(store), dict[str, int]()
     for run in store.runs(status=["running", "released", "parked", "failed"]):
         standing = clock.standing(run)
@@ -299,9 +293,9 @@ def _check_runs(store: Store, url: str) -> Iterator[Finding]:
 # What the backend says of itself
 
 
-def _check_schema(store: Store, url: str) -> Iterator[Finding]:
+def _check_schema(store: OpenedStore, url: str) -> Iterator[Finding]:
     """Report the version of the stored format; a store with a newer one was not opened."""
-    facts = facts_of(store)
+    facts = store.facts()
     if "format" in facts:
         message = f"version {facts['format']}, this outlive writes {facts['format_written']}"
         if "lease_clock" not in facts:  # a server
@@ -309,14 +303,11 @@ def _check_schema(store: Store, url: str) -> Iterator[Finding]:
         yield Finding("schema", "ok", message)
 
 
-_FSYNC_FIX = "open without fsync=normal, here and in the programs that save"
-
-
-def _check_durability(store: Store, url: str) -> Iterator[Finding]:
-    facts = facts_of(store)
+def _check_durability(store: OpenedStore, url: str) -> Iterator[Finding]:
+    facts = store.facts()
     checks = {
-        "sqlite": _sqlite_durability,
-        "file": _file_durability,
+        "sqlite": _local_durability,
+        "file": _local_durability,
         "postgresql": _postgres_durability,
         "redis": _redis_durability,
     }
@@ -330,18 +321,11 @@ def _check_durability(store: Store, url: str) -> Iterator[Finding]:
         yield Finding("durability", "warning", message, fix)
 
 
-def _sqlite_durability(settings: dict[str, str], message: str) -> Finding:
-    return _power_cut_finding(message, is_safe=settings["synchronous"] in ("full", "extra"))
-
-
-def _file_durability(settings: dict[str, str], message: str) -> Finding:
-    return _power_cut_finding(message, is_safe=settings["fsync"] == "full")
-
-
-def _power_cut_finding(message: str, *, is_safe: bool) -> Finding:
-    if is_safe:
+def _local_durability(settings: dict[str, str], message: str) -> Finding:
+    if settings.get("synchronous", settings.get("fsync")) in ("full", "extra"):
         return Finding("durability", "ok", f"{message}: a saved checkpoint survives a power cut")
-    return Finding("durability", "warning", f"{message}: a power cut may lose the last saves", _FSYNC_FIX)
+    fix = "open without fsync=normal, here and in the programs that save"
+    return Finding("durability", "warning", f"{message}: a power cut may lose the last saves", fix)
 
 
 def _postgres_durability(settings: dict[str, str], message: str) -> Finding:
@@ -363,3 +347,6 @@ def _redis_durability(settings: dict[str, str], message: str) -> Finding:
     if settings.get("appendfsync") != "always":
         return Finding("durability", "note", f"{message}: a crash of the server loses about a second")
     return Finding("durability", "ok", message)
+
+
+_STORE_CHECKS = (_check_schema, _check_clock, _check_durability, _check_disk, _check_sizes, _check_runs)

@@ -47,10 +47,8 @@ def import_langgraph(
     from outlive.adapters.langgraph.importer import importer
     from outlive.adapters.langgraph.importer.dotted_names import named_serde, named_types
     from outlive.backends.server.urls import hide_secrets
-    from outlive.cli.config import open_arguments
     from outlive.cli.output.table import progress
-    from outlive.cli.stores import pair_options, to_url
-    from outlive.factory import open as open_store
+    from outlive.cli.stores import open_store, pair_options, to_url
 
     if target_url is not None and call.store_url:
         raise BadArgument("name the target once: outlive import-langgraph SOURCE_URL TARGET_URL")
@@ -60,13 +58,12 @@ def import_langgraph(
     call.store_url = to_url(target_url or call.url)
     options = pair_options(call.store_url, call.store_options())
     importer.check_apart(source_url, call.store_url)
-    is_quiet = call.is_quiet or call.is_json
     url = call.store_url
     if dry_run and importer.is_absent(url):
         url, options = "memory:", {}
     with (
-        open_store(url, **open_arguments(options)) as store,
-        progress("importing", is_quiet=is_quiet) as bar,
+        open_store(url, options, create=True, knows_types=True) as store,
+        progress("importing", is_quiet=call.hides_progress) as bar,
     ):
         call.use(store)
         if url != call.store_url:
@@ -80,7 +77,7 @@ def import_langgraph(
                 serde=serializer,
                 threads=threads or None,
                 # A bar on a terminal, else plain lines.
-                progress=bar if is_quiet or sys.stderr.isatty() else _Lines(call.note),
+                progress=bar if call.hides_progress or sys.stderr.isatty() else _Lines(call.note),
                 on_problem="skip" if skip else "stop",
                 verify=not no_verify,
                 dry_run=dry_run,

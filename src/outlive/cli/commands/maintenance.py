@@ -10,7 +10,7 @@ import click
 from outlive.cli.command import argument, command, flag, limit_option, option, yes_option
 from outlive.cli.context import Call
 from outlive.cli.key_files import read_key_ring
-from outlive.cli.lookup import check_keys, find_prefix, find_thread, list_threads
+from outlive.cli.lookup import find_prefix, find_thread, list_threads
 from outlive.cli.output.escape import escape_terminal
 from outlive.cli.output.table import Column, print_table, progress
 from outlive.cli.output.units import format_count, format_ratio, format_size, parse_duration
@@ -18,9 +18,9 @@ from outlive.errors import BadArgument, Corrupt, StoreError
 from outlive.values import Verified
 
 if TYPE_CHECKING:
+    from outlive.cli.opened_store import OpenedStore
     from outlive.layers.encryption.rotation import Rotated
     from outlive.retention.policy import DeletionCount, Retain, Swept
-    from outlive.sync.store import Store
     from outlive.values import Sizes
 
 
@@ -47,7 +47,7 @@ def verify(call: Call, thread: tuple[str, ...]) -> None:
         )
 
 
-def count_threads(store: Store) -> int | None:
+def count_threads(store: OpenedStore) -> int | None:
     """Count threads for the progress bar; reporting a damaged list is up to `verify`."""
     try:
         return sum(1 for _ in store.threads())
@@ -55,7 +55,7 @@ def count_threads(store: Store) -> int | None:
         return None
 
 
-def _verify_threads(store: Store, names: list[str], update: Any) -> Verified:
+def _verify_threads(store: OpenedStore, names: list[str], update: Any) -> Verified:
     total = Verified(0, 0, 0)
     for number, name in enumerate(names, 1):
         verified = store.thread(name).verify()
@@ -172,7 +172,7 @@ def sweep(call: Call, keep_last: int | None, max_age: str | None, ttl: str | Non
     """
     retain = _parse_rules(keep_last, max_age, ttl)
     with call.open(writes=not dry_run) as store:
-        check_keys(store)
+        store.check_keys()
         with progress("checking", is_quiet=call.hides_progress):
             plan = store.sweep(dry_run=True, retain=retain)
         if dry_run or not _deletes_any(plan):

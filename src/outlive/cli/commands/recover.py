@@ -24,13 +24,14 @@ from outlive.cli.output.table import Column, print_table
 from outlive.cli.run_view import RunView, show_runs
 from outlive.cli.stores import pair_options
 from outlive.errors import BadArgument, OutliveError
+from outlive.runs.start import Start, StartOptions
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
+    from outlive.cli.opened_store import OpenedStore
     from outlive.runs.lease import RunInfo
     from outlive.runs.recovery import Recovered
     from outlive.store import AsyncStore
-    from outlive.sync.store import Store
 
 Handlers = Mapping[str | None, Callable[[Any], Any]]
 
@@ -119,7 +120,7 @@ def recover(call: Call, handlers: str | None, dry_run: bool, **options: Any) -> 
     _answer_recovered(call, report)
 
 
-def _list_recoverable(call: Call, store: Store) -> None:
+def _list_recoverable(call: Call, store: OpenedStore) -> None:
     clock = LeaseClock.of(store)
     items = [RunView(run, clock, store).item() for run in store.recoverable()]
     call.answer(
@@ -194,14 +195,20 @@ def retry(call: Call, run: str, thread: str | None, handlers: str | None) -> Non
         _resume(call, run, thread, handlers)
 
 
-def _release(call: Call, store: Store, text: str, thread: str | None) -> None:
+def _release(call: Call, store: OpenedStore, text: str, thread: str | None) -> None:
     run = find_run(store, text, thread=thread)
-    _check_unfinished(run_now(store._store._give_back(run.id, run.thread)))
+    was = run.status
+    # `store.retry` would read what the run did, which may have values of types that only its program knows.
+    place = store.asynchronous.thread(run.thread, namespace=run.namespace)
+    start = Start(store.engine, place, run, StartOptions(retries=True))
+    holding = run_now(start.take())
+    _check_unfinished(holding.info)
+    run_now(start.release(holding))
     call.report(
-        f"run {escape_terminal(run.id)} was {run.status} and is released: the next recover or a worker resumes it",
+        f"run {escape_terminal(run.id)} was {was} and is released: the next recover or a worker resumes it",
         id=run.id,
         thread=run.thread,
-        was=run.status,
+        was=was,
         status="released",
         error=None,
     )

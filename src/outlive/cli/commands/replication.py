@@ -38,8 +38,8 @@ from outlive.layers.replication.pair import (
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
+    from outlive.cli.opened_store import OpenedStore
     from outlive.layers.replication.options import RoleChange
-    from outlive.sync.store import Store
 
 
 def _inspect(call: Call) -> Replicas:
@@ -145,7 +145,7 @@ def _join_action(replicas: Replicas) -> str | None:
     return None
 
 
-def wait_until_complete(store: Store) -> None:
+def wait_until_complete(store: OpenedStore) -> None:
     """Wait until the secondary has everything."""
     while not (status := store.replication_status()).is_caught_up:
         if status.last_error is not None:

@@ -25,15 +25,11 @@ from outlive.cli.command import (
 from outlive.cli.context import Call
 from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.lookup import (
-    backend_of,
-    check_keys,
     find_checkpoint,
     find_prefix,
     find_run,
     find_thread,
-    key_of,
     list_threads,
-    run_of_head,
 )
 from outlive.cli.output.escape import escape_lines, escape_terminal, quote_argument
 from outlive.cli.output.items import thread_item
@@ -44,8 +40,8 @@ from outlive.errors import BadArgument, Corrupt, KeyMissing
 from outlive.values import Pruned
 
 if TYPE_CHECKING:
+    from outlive.cli.opened_store import OpenedStore
     from outlive.runs.lease import RunInfo
-    from outlive.sync.store import Store
     from outlive.sync.thread import Thread
     from outlive.values import Sizes, ThreadInfo
 
@@ -93,7 +89,7 @@ def ls(
         page = list(itertools.islice(infos, limit + 1))
         has_more, page = len(page) > limit, page[:limit]
         clock = LeaseClock.of(store)
-        items = [thread_item(info, _run_item(run_of_head(store, info), clock)) for info in page]
+        items = [thread_item(info, _run_of_head(store, info, clock)) for info in page]
         next = page[-1].id if has_more and is_by_id else None
         call.answer(
             items,
@@ -109,7 +105,11 @@ def ls(
         call.note_damaged(damaged)
 
 
-def _run_item(run: RunInfo | None, clock: LeaseClock) -> dict[str, Any] | None:
+def _run_of_head(store: OpenedStore, info: ThreadInfo, clock: LeaseClock) -> dict[str, Any] | None:
+    """Return the run that saved the newest checkpoint of a thread."""
+    if info.head is None or info.head.run is None:
+        return None
+    run = store.find_run(info.head.run, thread=info.id)
     return None if run is None else {"id": run.id, "status": run.status, "standing": clock.standing(run)}
 
 
@@ -209,7 +209,7 @@ def rm(
             _delete_thread(call, store, handle, erase)
 
 
-def _delete_thread(call: Call, store: Store, thread: Thread, erase: bool) -> None:
+def _delete_thread(call: Call, store: OpenedStore, thread: Thread, erase: bool) -> None:
     sizes, name = _sizes(thread), escape_terminal(thread.id)
     count, live = _runs(store, thread)
     if sizes is None:
@@ -240,7 +240,7 @@ def _sizes(thread: Thread) -> Sizes | None:
         return None
 
 
-def _runs(store: Store, thread: Thread) -> tuple[int, RunInfo | None]:
+def _runs(store: OpenedStore, thread: Thread) -> tuple[int, RunInfo | None]:
     """Count the runs of a thread, and return a live one; without keys none can be identified."""
     try:
         runs = list(store.runs(thread=thread.id))
@@ -250,18 +250,18 @@ def _runs(store: Store, thread: Thread) -> tuple[int, RunInfo | None]:
     return len(runs), next((run for run in runs if clock.standing(run) == "live"), None)
 
 
-def _count_entries(store: Store, thread: Thread) -> int:
+def _count_entries(store: OpenedStore, thread: Thread) -> int:
     from outlive.backend import EntryQuery
     from outlive.backend.paging import all_entries
     from outlive.runs.lease import RUN
     from outlive.runtime.runtime import run_now
 
-    key = key_of(store, thread.id)
-    return len(run_now(all_entries(backend_of(store), EntryQuery(key.tenant, RUN, thread=key))))
+    key = store.key(thread.id)
+    return len(run_now(all_entries(store.backend, EntryQuery(key.tenant, RUN, thread=key))))
 
 
 def _delete_checkpoints(
-    call: Call, store: Store, thread: Thread, texts: tuple[str, ...], run: str | None, erase: bool
+    call: Call, store: OpenedStore, thread: Thread, texts: tuple[str, ...], run: str | None, erase: bool
 ) -> None:
     records = [find_checkpoint(store, thread, text, is_exact=call.is_confirmed) for text in texts]
     ids = [record.id for record in records]
@@ -306,7 +306,7 @@ def prune(
     if (thread is None) != all:
         raise BadArgument("name a thread, or use --all for all threads")
     with call.open(writes=not dry_run) as store:
-        check_keys(store)
+        store.check_keys()
         if thread is None:
             names = [info.id for info in store.threads()]
         else:
@@ -315,7 +315,7 @@ def prune(
         _prune(call, store, names, options, dry_run)
 
 
-def _prune(call: Call, store: Store, names: list[str], options: dict[str, Any], dry_run: bool) -> None:
+def _prune(call: Call, store: OpenedStore, names: list[str], options: dict[str, Any], dry_run: bool) -> None:
     plan = [(name, done) for name, done in _prune_each(call, store, names, options, True) if done.checkpoints]
     where = f"thread {escape_terminal(names[0])}" if len(names) == 1 else format_count(len(plan), "thread")
     total = f"{_count_deleted(_sum(plan))} of {where}"
@@ -330,7 +330,7 @@ def _prune(call: Call, store: Store, names: list[str], options: dict[str, Any], 
 
 
 def _prune_each(
-    call: Call, store: Store, names: list[str], options: dict[str, Any], dry_run: bool
+    call: Call, store: OpenedStore, names: list[str], options: dict[str, Any], dry_run: bool
 ) -> Iterator[tuple[str, Pruned]]:
     label = "checking" if dry_run else "pruning"
     with progress(label, len(names), is_quiet=call.is_quiet or len(names) < 2) as update:

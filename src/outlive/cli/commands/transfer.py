@@ -13,7 +13,7 @@ from outlive.cli.command import argument, command, flag, option, thread_argument
 from outlive.cli.commands.maintenance import count_threads
 from outlive.cli.context import Call
 from outlive.cli.key_files import read_key_ring
-from outlive.cli.lookup import engine_of, find_thread, settings_of
+from outlive.cli.lookup import find_thread
 from outlive.cli.output.escape import escape_json, escape_terminal
 from outlive.cli.output.files import write_file
 from outlive.cli.output.table import progress
@@ -23,7 +23,7 @@ from outlive.errors import BadArgument, Corrupt
 from outlive.urls import local_path
 
 if TYPE_CHECKING:
-    from outlive.sync.store import Store
+    from outlive.cli.opened_store import OpenedStore
 
 # copy
 
@@ -70,7 +70,7 @@ def copy(
                 from outlive.cli.commands.replication import wait_until_complete
 
                 wait_until_complete(target)
-            target_name = settings_of(target).url
+            target_name = target.url
     item = {"threads": count, "target": target_name, "verified": verify, "problems": problems}
     sentence = f"copied {format_count(count, 'thread')} to {target_name}"
     if verify:
@@ -86,17 +86,17 @@ def _target_options(call: Call, key_file: str | None, decrypt: bool) -> dict[str
     return {} if ring is None else {"key": ring}
 
 
-def _is_same(store: Store, url: str, target: Store, target_url: str) -> bool:
+def _is_same(store: OpenedStore, url: str, target: OpenedStore, target_url: str) -> bool:
     """Tell whether two URLs lead to the same store. A copy of the file of a store is another store."""
     path, target_path = local_path(url), local_path(target_url)
     if path is not None and target_path is not None:
         return os.path.samefile(path, target_path)
-    urls = {settings_of(opened).url for opened in (store, target)}
-    keys = {engine_of(opened).namer.key for opened in (store, target)}
+    urls = {opened.url for opened in (store, target)}
+    keys = {opened.engine.namer.key for opened in (store, target)}
     return len(urls) == len(keys) == 1
 
 
-def _copy_threads(call: Call, store: Store, target: Store, **selection: Any) -> int:
+def _copy_threads(call: Call, store: OpenedStore, target: OpenedStore, **selection: Any) -> int:
     names = selection["threads"]
     total = len(names) if names else count_threads(store)
     with progress("copying", total, is_quiet=call.hides_progress) as update:

@@ -1,18 +1,18 @@
-"""Keys for a store that is encrypted, and the sealing of one record with them. Pure, no I/O.
+"""Keys for a store that is encrypted, and the encryption of one record with them. Pure, no I/O.
 
-A sealed record is a header and what AES-256-GCM makes of the bytes:
+An encrypted record is a header and what AES-256-GCM makes of the bytes:
 
-    0xC1   a byte that msgpack never begins with: no plaintext of ours can be taken for sealed
+    0xC1   a byte that msgpack never begins with: no plaintext of ours looks encrypted
     0x01   the format
     n      the length of the key's id, and the id
     13     the nonce: one byte chooses one of 256 keys derived from yours, twelve go to AES-GCM
     ...    ciphertext and tag
 
-The nonce is a keyed hash of what is sealed and of its associated data (AAD): where it belongs. So
-the same record is sealed to the same bytes. A retry or a second copy offers what is there, and
+The nonce is a keyed hash of what is encrypted and of its associated data (AAD): where it belongs.
+So the same record is encrypted to the same bytes. A retry or a second copy offers what is there, and
 neither a fork nor a machine restored from a snapshot can use a nonce twice. A reader of the store
 can tell that the very same record was written again at the very same place, and nothing else. With
-256 derived keys 2**38 records may be sealed under one key of yours.
+256 derived keys 2**38 records may be encrypted under one key of yours.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from outlive.errors import (
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-SEALED = 0xC1
+_MARK = 0xC1
 FORMAT = 1
 KEY_BYTES = 32
 _NONCE = 13
@@ -50,7 +50,7 @@ class KeyRing:
     """The keys of a store, by id: `KeyRing({"2026-01": old, "2026-07": new})`, 32 random bytes
     each.
 
-    New records are sealed under the newest: the last one, or the one that `newest` names. A ring
+    New records are encrypted under the newest: the last one, or the one that `newest` names. A ring
     without keys opens a store that is encrypted, for `verify`, `delete` and the list of threads
     alone.
     """
@@ -107,51 +107,48 @@ class KeyRing:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a KeyRing is not pickled: its keys would lie wherever that goes")
 
-    def seal(self, aad: bytes, data: bytes, *, is_named: bool = False) -> bytes:
-        """Seal data with its AAD. `is_named`: the AAD names the data itself, as for a chunk."""
+    def encrypt(self, aad: bytes, data: bytes, *, is_named: bool = False) -> bytes:
+        """Encrypt data with its AAD. `is_named`: the AAD names the data itself, as for a chunk."""
         if self.newest is None:
             raise KeyMissing(None)
-        return self._keys[self.newest].seal(aad, data, is_named)
+        return self._keys[self.newest].encrypt(aad, data, is_named)
 
-    def open(self, aad: bytes, sealed: bytes) -> bytes:
-        """Return what was sealed; raise NotSealed, KeyMissing, SealBroken or NewerFormat."""
-        id = key_of(sealed)
+    def decrypt(self, aad: bytes, encrypted: bytes) -> bytes:
+        """Return what was encrypted; raise NotSealed, KeyMissing, SealBroken or NewerFormat."""
+        id = key_of(encrypted)
         key = self._keys.get(id)
         if key is None:
             raise KeyMissing(id)
-        return key.open(aad, sealed)
+        return key.decrypt(aad, encrypted)
 
-    def is_current(self, sealed: bytes) -> bool:
-        """Tell whether a record is sealed, and under the newest key."""
+    def is_current(self, encrypted: bytes) -> bool:
+        """Tell whether a record is encrypted, and under the newest key."""
         try:
-            return key_of(sealed) == self.newest
+            return key_of(encrypted) == self.newest
         except StoreError:
             return False
 
 
-def is_sealed(naming_key: bytes) -> bool:
+def is_encrypted(naming_key: bytes) -> bool:
     """Tell whether a naming key is encrypted: a clear one is 32 bytes, with any beginning."""
-    return len(naming_key) > KEY_BYTES and naming_key[:1] == _MARK
+    return len(naming_key) > KEY_BYTES and naming_key[0] == _MARK
 
 
-_MARK = bytes((SEALED,))
-
-
-def key_of(sealed: bytes) -> str:
-    """Return the id of the key that a record was sealed under; needs no key."""
-    if sealed[:1] != _MARK:
-        raise NotSealed("a record is not sealed, where only sealed ones may be")
-    if len(sealed) < 3 or sealed[1] < FORMAT:
-        raise SealBroken("the header of a sealed record is damaged")
-    if sealed[1] > FORMAT:
-        raise NewerFormat("a sealed record", sealed[1], FORMAT)
-    start = 3 + sealed[2]
-    if len(sealed) < start + _NONCE + _TAG:
-        raise SealBroken("a sealed record was cut short")
+def key_of(encrypted: bytes) -> str:
+    """Return the id of the key that a record was encrypted under; needs no key."""
+    if not encrypted or encrypted[0] != _MARK:
+        raise NotSealed("a record is not encrypted, where only encrypted ones may be")
+    if len(encrypted) < 3 or encrypted[1] < FORMAT:
+        raise SealBroken("the header of an encrypted record is damaged")
+    if encrypted[1] > FORMAT:
+        raise NewerFormat("an encrypted record", encrypted[1], FORMAT)
+    start = 3 + encrypted[2]
+    if len(encrypted) < start + _NONCE + _TAG:
+        raise SealBroken("an encrypted record was cut short")
     try:
-        return sealed[3:start].decode("ascii")
+        return encrypted[3:start].decode("ascii")
     except UnicodeDecodeError:
-        raise SealBroken("the header of a sealed record is damaged") from None
+        raise SealBroken("the header of an encrypted record is damaged") from None
 
 
 class _Key:
@@ -159,14 +156,14 @@ class _Key:
 
     def __init__(self, id: str, secret: bytes) -> None:
         name = id.encode("ascii")
-        self.header = bytes((SEALED, FORMAT, len(name))) + name
+        self.header = bytes((_MARK, FORMAT, len(name))) + name
         self._secret = secret
         self._cipher = _aes_gcm()
         self._ciphers: list[AESGCM | None] = [None] * 256
         derived = hashlib.blake2b(b"nonces", key=secret, digest_size=32, person=b"outlive.seal").digest()
         self._nonces = hashlib.blake2b(digest_size=_NONCE, key=derived, person=b"outlive.nonce")
 
-    def seal(self, aad: bytes, data: bytes, is_named: bool) -> bytes:
+    def encrypt(self, aad: bytes, data: bytes, is_named: bool) -> bytes:
         hasher = self._nonces.copy()
         # What is authenticated as a whole, the header too: one nonce never goes with two texts,
         # were it for two ids of one key.
@@ -176,15 +173,15 @@ class _Key:
         nonce = hasher.digest()
         return b"".join((self.header, nonce, self._of(nonce[0]).encrypt(nonce[1:], data, self.header + aad)))
 
-    def open(self, aad: bytes, sealed: bytes) -> bytes:
+    def decrypt(self, aad: bytes, encrypted: bytes) -> bytes:
         from cryptography.exceptions import InvalidTag
 
         start = len(self.header)
-        nonce, rest = sealed[start : start + _NONCE], sealed[start + _NONCE :]
+        nonce, rest = encrypted[start : start + _NONCE], encrypted[start + _NONCE :]
         try:
             return self._of(nonce[0]).decrypt(nonce[1:], rest, self.header + aad)
         except InvalidTag:
-            raise SealBroken("a sealed record does not open") from None
+            raise SealBroken("an encrypted record cannot be decrypted") from None
 
     def _of(self, number: int) -> AESGCM:
         cipher = self._ciphers[number]

@@ -1,8 +1,8 @@
-"""Encrypted: a backend around a backend that seals what it stores and opens what it reads.
+"""Encrypted: a backend around a backend that encrypts what it stores and decrypts what it reads.
 
-Sealed is what people and models wrote: chunks, the bodies of checkpoints (with their metadata), of
-writes and of entries (runs with prompt and result, steps, responses), and the metadata of threads;
-the columns with metadata in JSON stay empty. Clear is what a backend orders and finds records by:
+Encrypted is what people and models wrote: chunks, the bodies of checkpoints (with their metadata),
+of writes and of entries (runs with prompt and result, steps, responses), and the metadata of
+threads; the columns with metadata in JSON stay empty. Clear is what a backend orders and finds records by:
 ids, namespaces, names of channels and tasks, places, times, sizes, statuses.
 
 Each record is bound to where it belongs, as associated data (AAD), so that none can be put
@@ -18,7 +18,7 @@ elsewhere:
   the core checks, and every list of names is bound to its record.
 
 Not noticed is a whole record, or a whole thread, put back to what it once was: the clear fields
-that order records are the backend's. The naming key, by which chunks get their names, is sealed
+that order records are the backend's. The naming key, by which chunks get their names, is encrypted
 too, so that nobody can probe for content.
 """
 
@@ -50,7 +50,7 @@ from outlive.backend import (
     WriteRecord,
     escape,
 )
-from outlive.backend.entries import NAMING, SEALED
+from outlive.backend.entries import ENCRYPTED, NAMING
 from outlive.errors import (
     BadArgument,
     Corrupt,
@@ -63,10 +63,10 @@ from outlive.errors import (
     refuse_unopened,
     unopened,
 )
-from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
+from outlive.layers.encryption.keyring import KeyRing, is_encrypted, key_of
 
 Row = CheckpointRecord | WriteRecord | EntryRecord
-Sent = dict[bytes | None, bytes | None]  # sealed → plain
+Sent = dict[bytes | None, bytes | None]  # encrypted → plain
 NAMING_AAD = ormsgpack.packb((NAMING,))
 
 
@@ -98,18 +98,13 @@ def aad_of_chunk(thread: ThreadKey, name: bytes) -> bytes:
 
 
 async def current_naming_key(backend: Backend) -> EntryRecord | None:
-    """Return the naming key as the last rotation sealed it; None when there was none."""
+    """Return the naming key as the last rotation encrypted it; None when there was none."""
     entries = await backend.entries(EntryQuery(NAMING_THREAD.tenant, NAMING, thread=NAMING_THREAD))
     return entries[0][1] if entries else None
 
 
-def _is_sealed(entry: EntryRecord) -> bool:
-    """Tell whether an entry has user data. The entries of lower layers have none."""
-    return entry.kind in SEALED
-
-
 class Encrypted:
-    """A backend whose records are sealed under the keys of a ring."""
+    """A backend whose records are encrypted under the keys of a ring."""
 
     def __init__(self, inner: Backend, ring: KeyRing) -> None:
         self.inner = inner
@@ -122,129 +117,133 @@ class Encrypted:
         return self.ring.newest is not None
 
     async def identity(self, offered: bytes) -> bytes:
-        """Return the store's naming key, which is kept sealed."""
-        sealed = self.ring.seal(NAMING_AAD, offered) if offered and self.has_key else b""
-        stored = await self.inner.identity(sealed)
+        """Return the store's naming key, which is kept encrypted."""
+        encrypted = self.ring.encrypt(NAMING_AAD, offered) if offered and self.has_key else b""
+        stored = await self.inner.identity(encrypted)
         if not stored and self.has_key:
             return stored
         if not stored:  # it is new
             raise KeyMissing(None)
-        if not is_sealed(stored):
+        if not is_encrypted(stored):
             raise NotEncrypted
         if not self.has_key:
             return offered  # nothing will be named or compared with a name
         # After a rotation a ring without the newest key is refused, whatever else it has.
         rotated = await current_naming_key(self.inner)
-        sealed = stored if rotated is None or rotated.body is None else rotated.body
+        encrypted = stored if rotated is None or rotated.body is None else rotated.body
         try:
-            return self.ring.open(NAMING_AAD, sealed)
+            return self.ring.decrypt(NAMING_AAD, encrypted)
         except SealBroken:
-            raise WrongKey(key_of(sealed)) from None
+            raise WrongKey(key_of(encrypted)) from None
 
-    # Down
+    # Down: encrypting
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        sealed = [self._seal(commit) for commit in commits]
-        results = await self.inner.commit_all(sealed)
-        return [self._open_result(*three) for three in zip(commits, sealed, results, strict=True)]
+        encrypted = [self._encrypt(commit) for commit in commits]
+        results = await self.inner.commit_all(encrypted)
+        return [self._decrypt_result(*three) for three in zip(commits, encrypted, results, strict=True)]
 
-    def _seal(self, commit: Commit) -> Commit:
+    def _encrypt(self, commit: Commit) -> Commit:
         thread = commit.thread
         if commit.reencrypted is not None:
-            raise BadArgument("only store.rotate() seals stored records again")
+            raise BadArgument("only store.rotate() encrypts stored records again")
         return replace(
             commit,
-            checkpoints=tuple([self._seal_checkpoint(thread, record) for record in commit.checkpoints]),
-            rewrites=tuple([self._seal_checkpoint(thread, record) for record in commit.rewrites]),
-            chunks=tuple([(name, self._seal_chunk(thread, name, data)) for name, data in commit.chunks]),
-            writes=tuple([self._seal_write(thread, write) for write in commit.writes]),
-            entries=tuple([self._seal_entry(thread, entry) for entry in commit.entries]),
-            info=None if commit.info is None else self._seal_one(aad_of_info(thread), commit.info),
+            checkpoints=tuple([self._encrypt_checkpoint(thread, record) for record in commit.checkpoints]),
+            rewrites=tuple([self._encrypt_checkpoint(thread, record) for record in commit.rewrites]),
+            chunks=tuple(
+                [
+                    (name, self.ring.encrypt(aad_of_chunk(thread, name), data, is_named=True))
+                    for name, data in commit.chunks
+                ]
+            ),
+            writes=tuple(
+                [
+                    replace(write, body=self._encrypt_bytes(aad_of_write(thread, write), write.body))
+                    for write in commit.writes
+                ]
+            ),
+            entries=tuple([self._encrypt_entry(thread, entry) for entry in commit.entries]),
+            info=None if commit.info is None else self._encrypt_bytes(aad_of_info(thread), commit.info),
             info_projection=None,
         )
 
-    def _seal_one(self, aad: bytes, data: bytes) -> bytes:
+    def _encrypt_bytes(self, aad: bytes, data: bytes) -> bytes:
         """Encrypt a record.
 
         Refuse the placeholder of an unreadable one: it would pass for a record.
         """
         refuse_unopened(data)
-        return self.ring.seal(aad, data)
+        return self.ring.encrypt(aad, data)
 
-    def _seal_checkpoint(self, thread: ThreadKey, record: CheckpointRecord) -> CheckpointRecord:
-        body = self._seal_one(aad_of_checkpoint(thread, record), record.body)
+    def _encrypt_checkpoint(self, thread: ThreadKey, record: CheckpointRecord) -> CheckpointRecord:
+        body = self._encrypt_bytes(aad_of_checkpoint(thread, record), record.body)
         return replace(record, body=body, projection=None)
 
-    def _seal_chunk(self, thread: ThreadKey, name: bytes, data: bytes) -> bytes:
-        return self.ring.seal(aad_of_chunk(thread, name), data, is_named=True)
-
-    def _seal_write(self, thread: ThreadKey, write: WriteRecord) -> WriteRecord:
-        return replace(write, body=self._seal_one(aad_of_write(thread, write), write.body))
-
-    def _seal_entry(self, thread: ThreadKey, entry: EntryRecord) -> EntryRecord:
-        if entry.body is None or entry.gone or not _is_sealed(entry):
+    def _encrypt_entry(self, thread: ThreadKey, entry: EntryRecord) -> EntryRecord:
+        if entry.body is None or entry.gone or entry.kind not in ENCRYPTED:
             return entry
-        return replace(entry, body=self._seal_one(aad_of_entry(thread, entry), entry.body))
+        return replace(entry, body=self._encrypt_bytes(aad_of_entry(thread, entry), entry.body))
 
-    # Up
+    # Up: decrypting
 
-    def _open_result(
-        self, commit: Commit, sealed: Commit, result: Receipt | OutliveError
+    def _decrypt_result(
+        self, commit: Commit, encrypted: Commit, result: Receipt | OutliveError
     ) -> Receipt | OutliveError:
-        """Open what came of a commit."""
+        """Decrypt what came of a commit."""
         try:
-            return self._open_receipt(commit, sealed, result)
+            return self._decrypt_receipt(commit, encrypted, result)
         except OutliveError as error:  # of what was there before
             return error
 
-    def _open_receipt(
-        self, commit: Commit, sealed: Commit, result: Receipt | OutliveError
+    def _decrypt_receipt(
+        self, commit: Commit, encrypted: Commit, result: Receipt | OutliveError
     ) -> Receipt | OutliveError:
-        """Open a receipt. What comes back as it was sent need not be opened."""
+        """Decrypt a receipt. What comes back as it was sent need not be decrypted."""
         thread = commit.thread
         if isinstance(result, EntryHeld) and isinstance(result.stored, EntryRecord):
-            return EntryHeld(thread.id, result.kind, result.key, self._open_entry(thread, result.stored))
+            return EntryHeld(thread.id, result.kind, result.key, self._decrypt_entry(thread, result.stored))
         if not isinstance(result, Receipt) or not self.has_key:
             return result
-        rows: tuple[Row, ...] = (*sealed.checkpoints, *sealed.writes, *sealed.entries)
+        rows: tuple[Row, ...] = (*encrypted.checkpoints, *encrypted.writes, *encrypted.entries)
         plain: tuple[Row, ...] = (*commit.checkpoints, *commit.writes, *commit.entries)
         sent: Sent = {row.body: clear.body for row, clear in zip(rows, plain, strict=True)}
         existing = result.existing
         return replace(
             result,
-            checkpoints=tuple([self._open_checkpoint(thread, row, sent) for row in result.checkpoints]),
-            existing=None if existing is None else self._open_checkpoint(thread, existing, sent),
-            entries=tuple([self._open_entry(thread, row, sent) for row in result.entries]),
-            writes=tuple([self._open_write(thread, row, sent) for row in result.writes]),
+            checkpoints=tuple([self._decrypt_checkpoint(thread, row, sent) for row in result.checkpoints]),
+            existing=None if existing is None else self._decrypt_checkpoint(thread, existing, sent),
+            entries=tuple([self._decrypt_entry(thread, row, sent) for row in result.entries]),
+            writes=tuple([self._decrypt_write(thread, row, sent) for row in result.writes]),
         )
 
-    def _open(self, aad: bytes, sealed: bytes) -> bytes:
-        """Open a record, or return a placeholder of the error: reading that raises it."""
+    def _decrypt(self, aad: bytes, encrypted: bytes) -> bytes:
+        """Decrypt a record, or return a placeholder of the error: reading that raises it."""
         try:
-            return self.ring.open(aad, sealed)
+            return self.ring.decrypt(aad, encrypted)
         except OutliveError as error:
             return unopened(error)
 
-    def _open_checkpoint(
+    def _decrypt_checkpoint(
         self, thread: ThreadKey, record: CheckpointRecord, sent: Sent | None = None
     ) -> CheckpointRecord:
         body = sent.get(record.body) if sent else None
         if body is None:
-            body = self._open(aad_of_checkpoint(thread, record), record.body)
+            body = self._decrypt(aad_of_checkpoint(thread, record), record.body)
         return replace(record, body=body)
 
-    def _open_write(self, thread: ThreadKey, write: WriteRecord, sent: Sent | None = None) -> WriteRecord:
+    def _decrypt_write(self, thread: ThreadKey, write: WriteRecord, sent: Sent | None = None) -> WriteRecord:
         body = sent.get(write.body) if sent else None
         if body is None:
-            body = self._open(aad_of_write(thread, write), write.body)
+            body = self._decrypt(aad_of_write(thread, write), write.body)
         return replace(write, body=body)
 
-    def _open_entry(self, thread: ThreadKey, entry: EntryRecord, sent: Sent | None = None) -> EntryRecord:
+    def _decrypt_entry(self, thread: ThreadKey, entry: EntryRecord, sent: Sent | None = None) -> EntryRecord:
         body = sent.get(entry.body) if sent else None
         if body is None:
-            if entry.body is None or entry.gone or not _is_sealed(entry):
+            if entry.body is None or entry.gone or entry.kind not in ENCRYPTED:
                 return entry
-            body = self._open(aad_of_entry(thread, entry), entry.body)
+            body = self._decrypt(aad_of_entry(thread, entry), entry.body)
             try:
                 refuse_unopened(body)
             except Corrupt as error:
@@ -254,8 +253,8 @@ class Encrypted:
                 raise
         return replace(entry, body=body)
 
-    def _open_chunks(self, thread: ThreadKey, chunks: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        return {name: self._open(aad_of_chunk(thread, name), data) for name, data in chunks.items()}
+    def _decrypt_chunks(self, thread: ThreadKey, chunks: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        return {name: self._decrypt(aad_of_chunk(thread, name), data) for name, data in chunks.items()}
 
     async def read(
         self,
@@ -275,46 +274,46 @@ class Encrypted:
             return result
         return ReadResult(
             result.generation,
-            self._open_checkpoint(thread, result.record),
-            self._open_chunks(thread, result.chunks),
-            tuple([self._open_write(thread, write) for write in result.writes]),
+            self._decrypt_checkpoint(thread, result.record),
+            self._decrypt_chunks(thread, result.chunks),
+            tuple([self._decrypt_write(thread, write) for write in result.writes]),
         )
 
     async def history(
         self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
         generation, page = await self.inner.history(query, timeout_s=timeout_s)
-        return generation, [self._open_checkpoint(query.thread, record) for record in page]
+        return generation, [self._decrypt_checkpoint(query.thread, record) for record in page]
 
     async def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
         page = await self.inner.states(query, max_bytes=max_bytes, timeout_s=timeout_s)
-        records = [self._open_checkpoint(query.thread, record) for record in page.records]
-        return replace(page, records=records, chunks=self._open_chunks(query.thread, page.chunks))
+        records = [self._decrypt_checkpoint(query.thread, record) for record in page.records]
+        return replace(page, records=records, chunks=self._decrypt_chunks(query.thread, page.chunks))
 
     async def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
     ) -> list[WriteRecord]:
         writes = await self.inner.writes(thread, checkpoints, timeout_s=timeout_s)
-        return [self._open_write(thread, write) for write in writes]
+        return [self._decrypt_write(thread, write) for write in writes]
 
     async def entries(
         self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
         entries = await self.inner.entries(query, timeout_s=timeout_s)
-        return [(key, self._open_entry(key, entry)) for key, entry in entries]
+        return [(key, self._decrypt_entry(key, entry)) for key, entry in entries]
 
     async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
         rows = await self.inner.threads(query, timeout_s=timeout_s)
-        return [self._open_row(ThreadKey.of(query.tenant, row.id), row) for row in rows]
+        return [self._decrypt_row(ThreadKey.of(query.tenant, row.id), row) for row in rows]
 
     async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
         return await self.inner.totals(tenant, timeout_s=timeout_s)
 
-    def _open_row(self, thread: ThreadKey, row: ThreadRow) -> ThreadRow:
+    def _decrypt_row(self, thread: ThreadKey, row: ThreadRow) -> ThreadRow:
         if not self.has_key:  # what needs no key is listed all the same
             return replace(row, info=None, head=None)
-        info = None if row.info is None else self._open(aad_of_info(thread), row.info)
-        head = None if row.head is None else self._open_checkpoint(thread, row.head)
+        info = None if row.info is None else self._decrypt(aad_of_info(thread), row.info)
+        head = None if row.head is None else self._decrypt_checkpoint(thread, row.head)
         return replace(row, info=info, head=head)
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
@@ -323,7 +322,7 @@ class Encrypted:
     async def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
-        return self._open_chunks(thread, await self.inner.fetch(thread, names, timeout_s=timeout_s))
+        return self._decrypt_chunks(thread, await self.inner.fetch(thread, names, timeout_s=timeout_s))
 
     async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
         return await self.inner.share(source, target, names)

@@ -1,14 +1,14 @@
-"""Sealing a store again under the newest key of its ring, while other processes use it.
+"""Encrypting a store again under the newest key of its ring, while other processes use it.
 
-Thread by thread, and in each thread in parts, what is not sealed under the newest key is opened and
-sealed again. Each part is one commit: a crash leaves some of it done, and the next rotation does
+Thread by thread, and in each thread in parts, what is not under the newest key is decrypted and
+encrypted again. Each part is one commit: a crash leaves some of it done, and the next rotation does
 the rest. Names of chunks, places, ranks and leases stay. Other processes may save meanwhile under
 the newest key of their own ring, so give every process the new ring first.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -26,15 +26,15 @@ from outlive.backend import (
     ReencryptedBodies,
     Removal,
     ThreadKey,
-    ThreadQuery,
     ThreadRow,
     WriteRecord,
     all_records,
+    all_threads,
     commit,
     entry_pages,
     retry_stale,
 )
-from outlive.backend.entries import NAMING, SEALED
+from outlive.backend.entries import ENCRYPTED, NAMING
 from outlive.errors import Corrupt, EntryHeld, KeyMissing, OutliveError
 from outlive.layers.encryption.keyring import KeyRing
 from outlive.layers.encryption.layer import (
@@ -51,15 +51,15 @@ from outlive.layers.encryption.layer import (
 T = TypeVar("T")
 Progress = Callable[[int, int | None], None]  # (threads done, how many there are if known)
 _PAGE = 200
-_BATCH_BYTES = 4 << 20  # sealed in one commit: others wait no longer than that takes
+_BATCH_BYTES = 4 << 20  # encrypted in one commit: others wait no longer than that takes
 _TRIES = 20
 
 
 @dataclass(slots=True)
 class Rotated:
-    """What `rotate` sealed again. When nothing is left to do, all but `threads` is 0.
+    """What `rotate` encrypted again. When nothing is left to do, all but `threads` is 0.
 
-    `problems` lists what it had to leave as it was, because no key of the ring opens it, or because
+    `problems` lists what it had to leave as it was, because no key of the ring decrypts it, or because
     the store cannot read it.
     """
 
@@ -73,16 +73,16 @@ class Rotated:
 
     @property
     def total(self) -> int:
-        """How many records were sealed again."""
+        """How many records were encrypted again."""
         return self.checkpoints + self.chunks + self.writes + self.entries + self.infos
 
 
 async def rotate(
     stores: Sequence[Backend], ring: KeyRing, tenant: str, progress: Progress | None = None
 ) -> Rotated:
-    """Seal everything of a tenant again; return what was done.
+    """Encrypt everything of a tenant again; return what was done.
 
-    Each store of a pair is sealed by itself: the same record gets the same bytes in both. It is
+    Each store of a pair is encrypted by itself: the same record gets the same bytes in both. It is
     repeated until neither has anything left to do, since what is queued between them may bring back
     what one of them had before.
     """
@@ -109,7 +109,7 @@ class Rotation:
         self.done = Rotated()
 
     async def run(self, progress: Progress | None) -> Rotated:
-        """Look at everything once, and seal again what needs it.
+        """Look at everything once, and encrypt again what needs it.
 
         A chunk that is stored again, or a fork that is made, after it looked there is left to the
         next time.
@@ -118,9 +118,9 @@ class Rotation:
             raise KeyMissing(None)
         # First the naming key, without which nothing can be read: a crash after it leaves a store
         # that the new ring opens.
-        await self._seal_naming_key()
+        await self._encrypt_naming_key()
         self.done.threads = 0
-        async for row in self._rows():
+        async for row in all_threads(self._inner, self._tenant, page=_PAGE):
             try:
                 await self._thread(ThreadKey.of(self._tenant, row.id), row)
             except Corrupt as error:  # the store cannot read this thread; encrypt the others
@@ -130,23 +130,13 @@ class Rotation:
                 progress(self.done.threads, None)
         # Also of threads that have nothing else and are in no list.
         for tenant in (self._tenant, RESERVED):
-            for kind in SEALED:
+            for kind in ENCRYPTED:
                 async for page in entry_pages(self._inner, EntryQuery(tenant, kind, limit=_PAGE)):
                     for key, entry in page:
                         await self._entry(key, entry)
         return self.done
 
-    async def _rows(self) -> AsyncIterator[ThreadRow]:
-        after = None
-        while True:
-            page = await self._inner.threads(ThreadQuery(self._tenant, after=after, limit=_PAGE, heads=False))
-            for row in page:
-                yield row
-            if len(page) < _PAGE:
-                return
-            after = page[-1].id
-
-    async def _seal_naming_key(self) -> None:
+    async def _encrypt_naming_key(self) -> None:
         """Keep the naming key under the newest key beside the one that the store was made with."""
         key = await self._layer.identity(b"")
         rotated = await current_naming_key(self._inner)
@@ -154,7 +144,7 @@ class Rotation:
         if self._ring.is_current(stored):
             return
         rank = ABSENT if rotated is None else rotated.rank
-        body = self._ring.seal(NAMING_AAD, key)
+        body = self._ring.encrypt(NAMING_AAD, key)
         entry = EntryRecord(NAMING, NAMING, body, revision=rank[2] + 1, expect=rank)
         try:
             await commit(self._inner, Commit(NAMING_THREAD, entries=(entry,)))
@@ -165,7 +155,7 @@ class Rotation:
     # One thread
 
     async def _thread(self, thread: ThreadKey, row: ThreadRow) -> None:
-        """Seal a thread again. A deletion in between makes it start over, with less to do."""
+        """Encrypt a thread again. A deletion in between makes it start over, with less to do."""
 
         async def attempt() -> bool:
             inventory = await self._inner.inventory(thread)
@@ -175,7 +165,7 @@ class Rotation:
         await retry_stale(thread.id, attempt, attempts=_TRIES)
         await self._writes(thread)
         if row.info is not None:
-            info = self._sealed(aad_of_info(thread), row.info, thread, "metadata")
+            info = self._reencrypted(aad_of_info(thread), row.info, thread, "metadata")
             if info is not None:
                 await self._exchange(thread, ReencryptedBodies(info=(row.info, info)))
                 self.done.infos += 1
@@ -183,14 +173,14 @@ class Rotation:
     async def _exchange(self, thread: ThreadKey, bodies: ReencryptedBodies) -> None:
         await commit(self._inner, Commit(thread, reencrypted=bodies))
 
-    def _sealed(
-        self, aad: bytes, sealed: bytes, thread: ThreadKey, record: str, *, is_named: bool = False
+    def _reencrypted(
+        self, aad: bytes, encrypted: bytes, thread: ThreadKey, record: str, *, is_named: bool = False
     ) -> bytes | None:
-        """Return a record under the newest key; None when it has that key, or no key opens it."""
-        if self._ring.is_current(sealed):
+        """Return a record under the newest key; None when it has that key, or no key decrypts it."""
+        if self._ring.is_current(encrypted):
             return None
         try:
-            return self._ring.seal(aad, self._ring.open(aad, sealed), is_named=is_named)
+            return self._ring.encrypt(aad, self._ring.decrypt(aad, encrypted), is_named=is_named)
         except OutliveError as error:
             why = error.what if isinstance(error, Corrupt) else str(error)
             self.done.problems.append(f"thread {thread.id!r}: {record}: {why}")
@@ -205,8 +195,8 @@ class Rotation:
             chunks = []
             for name, data in (await self._inner.fetch(thread, [name for name, _ in batch])).items():
                 aad, label = aad_of_chunk(thread, name), f"chunk {name.hex()}"
-                if (sealed := self._sealed(aad, data, thread, label, is_named=True)) is not None:
-                    chunks.append((name, sealed))
+                if (encrypted := self._reencrypted(aad, data, thread, label, is_named=True)) is not None:
+                    chunks.append((name, encrypted))
             if chunks:
                 # A chunk that one commit removes and puts gets the new bytes; there is no moment
                 # without it.
@@ -218,15 +208,15 @@ class Rotation:
         return generation
 
     async def _checkpoints(self, thread: ThreadKey, generation: int) -> None:
-        def sealed(record: CheckpointRecord) -> bytes | None:
+        def reencrypted(record: CheckpointRecord) -> bytes | None:
             label = f"checkpoint {record.id!r}"
-            return self._sealed(aad_of_checkpoint(thread, record), record.body, thread, label)
+            return self._reencrypted(aad_of_checkpoint(thread, record), record.body, thread, label)
 
         records = await all_records(self._inner, HistoryQuery(thread, None, limit=_PAGE))
         stale = [record for record in records if not self._ring.is_current(record.body)]
         for batch in _batches(stale, lambda record: len(record.body) + 200):
             rewrites = tuple(
-                replace(record, body=body) for record in batch if (body := sealed(record)) is not None
+                replace(record, body=body) for record in batch if (body := reencrypted(record)) is not None
             )
             if rewrites:
                 receipt = await commit(self._inner, Commit(thread, rewrites=rewrites, generation=generation))
@@ -234,14 +224,14 @@ class Rotation:
                 self.done.checkpoints += len(rewrites)
 
     async def _writes(self, thread: ThreadKey) -> None:
-        def sealed(write: WriteRecord) -> bytes | None:
+        def reencrypted(write: WriteRecord) -> bytes | None:
             label = f"write of {write.checkpoint!r}"
-            return self._sealed(aad_of_write(thread, write), write.body, thread, label)
+            return self._reencrypted(aad_of_write(thread, write), write.body, thread, label)
 
         writes = await self._inner.writes(thread, None)
         stale = [write for write in writes if not self._ring.is_current(write.body)]
         for batch in _batches(stale, lambda write: len(write.body) + 200):
-            bodies = tuple((write, body) for write in batch if (body := sealed(write)) is not None)
+            bodies = tuple((write, body) for write in batch if (body := reencrypted(write)) is not None)
             if bodies:
                 await self._exchange(thread, ReencryptedBodies(writes=bodies))
                 self.done.writes += len(bodies)
@@ -250,7 +240,7 @@ class Rotation:
         if entry.body is None:
             return
         label = f"{entry.kind} {entry.key!r}"
-        body = self._sealed(aad_of_entry(thread, entry), entry.body, thread, label)
+        body = self._reencrypted(aad_of_entry(thread, entry), entry.body, thread, label)
         if body is not None:
             await self._exchange(thread, ReencryptedBodies(entries=((entry, body),)))
             self.done.entries += 1

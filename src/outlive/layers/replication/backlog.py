@@ -26,7 +26,7 @@ from outlive.backend import (
     EntryQuery,
     EntryRecord,
     ThreadKey,
-    ThreadQuery,
+    all_threads,
     entry_pages,
 )
 from outlive.backend.entries import NAMING, REPLICATED
@@ -264,19 +264,11 @@ class Backlog:
     async def transfer_everything(self) -> None:
         """Transfer every thread, also those in no list: with only entries or a tombstone."""
         listed: set[bytes] = set()
-        after: str | None = None
-        while True:
-            rows = await self._source.threads(
-                ThreadQuery(self._tenant, after=after, limit=_TOGETHER, heads=False),
-                timeout_s=self._timeout_s,
-            )
-            for row in rows:
-                key = ThreadKey.of(self._tenant, row.id)
-                listed.add(key.digest)
-                await self._replicator.transfer(key, ChangeSet(everything=True))
-            if len(rows) < _TOGETHER:
-                break
-            after = rows[-1].id
+        rows = all_threads(self._source, self._tenant, page=_TOGETHER, timeout_s=self._timeout_s)
+        async for row in rows:
+            key = ThreadKey.of(self._tenant, row.id)
+            listed.add(key.digest)
+            await self._replicator.transfer(key, ChangeSet(everything=True))
         await self._transfer_unlisted(listed)
         async for page in self.pages(TOMBSTONE):
             for key, tombstone in page:

@@ -11,16 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend import (
-    NEXT,
-    OUTBOX,
-    Commit,
-    EntryRecord,
-    Receipt,
-    Removal,
-    ThreadKey,
-    outcome_unknown,
-)
+from outlive.backend import NEXT, OUTBOX, Commit, EntryRecord, Receipt, Removal, ThreadKey, outcome_unknown
 from outlive.errors import Corrupt, EpochPassed, NotReplicated, OutliveError, OutOfTurn, StaleBase, StoreError
 from outlive.layers.replication.backlog import Outbox, SavedId
 from outlive.layers.replication.checks import has_gap
@@ -253,7 +244,8 @@ class Committer:
         if any(isinstance(result, StoreError) for result in results):
             self._outbox.is_dirty = True
         is_primary = active_role(epoch) == PRIMARY
-        if not is_primary or any(_is_first_commit(results[at]) for at in stored):
+        is_new = any(isinstance(result, Receipt) and result.revision == 1 for result in results)
+        if not is_primary or is_new:
             await self._check_epoch(sent, stored, results, epoch, deadline)
         stored = [at for at in stored if sent[at].changes and isinstance(results[at], Receipt)]
         if not stored:
@@ -385,8 +377,7 @@ class Committer:
         if not self._options.is_strict:
             self._outbox.is_in_step = False
             return None
-        ids = [draft.id for draft in sent.original.checkpoints]
-        return _not_replicated(sent.thread.id, ids[0] if ids else "", error)
+        return _not_replicated(sent.thread.id, sent.original.first_id, error)
 
 
 def saved_ids(commit: Commit) -> list[SavedId]:
@@ -440,10 +431,6 @@ def _may_repeat(commit: Commit, result: object) -> bool:
 
 def _is_claim(commit: Commit) -> bool:
     return any(entry.fence == NEXT for entry in commit.entries)
-
-
-def _is_first_commit(result: object) -> bool:
-    return isinstance(result, Receipt) and result.revision == 1
 
 
 def _is_existing(result: object) -> bool:

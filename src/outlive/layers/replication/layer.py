@@ -74,6 +74,7 @@ from outlive.backend import (
     Receipt,
     ThreadKey,
     ThreadQuery,
+    shortest_timeout,
 )
 from outlive.backend.entries import NAMING
 from outlive.errors import (
@@ -325,8 +326,7 @@ class Replicate:
         if self._is_closed:
             return [StoreClosed() for _ in commits]
         self._keep_beating()
-        times = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
-        deadline = self._deadline(min(times, default=None))
+        deadline = self._deadline(shortest_timeout(commits))
         doubts = [self._doubts.of(commit) for commit in commits]
         results: list[Result] = [StoreClosed()] * len(commits)
         epoch = await self._attempt(commits, results, doubts, deadline)

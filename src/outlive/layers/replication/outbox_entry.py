@@ -82,15 +82,15 @@ def changes_of(commit: Commit) -> ChangeSet:
     rows: Iterable[CheckpointRecord | WriteRecord] = (*commit.checkpoints, *commit.writes)
     size = sum(len(data) for _, data in commit.chunks) + sum(len(row.body) for row in rows)
     return ChangeSet(
-        checkpoints={(draft.namespace, draft.id) for draft in commit.checkpoints},
-        written={(write.namespace, write.checkpoint) for write in commit.writes},
+        checkpoints={draft.key for draft in commit.checkpoints},
+        written={write.checkpoint_key for write in commit.writes},
         entries=entries,
         removed={
             (entry.kind, entry.key): entry.rank
             for entry in commit.entries
             if entry.gone and entry.kind in REPLICATED
         },
-        rewritten={(record.namespace, record.id) for record in commit.rewrites},
+        rewritten={record.key for record in commit.rewrites},
         info=commit.info is not None,
         deleted=removal is not None,
         erased=removal is not None and removal.erase,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 
-from outlive.backend import Commit, Receipt, ThreadKey, ThreadQuery, commit
+from outlive.backend import Commit, Receipt, ThreadKey, commit, thread_row
 from outlive.errors import (
     EntryHeld,
     EpochPassed,
@@ -52,10 +52,8 @@ class ThreadEpochs:
         """Move a thread to an epoch, unless it is there; by an outbox entry also in the other
         store.
         """
-        rows = await self._stores.active_in(epoch).threads(
-            ThreadQuery(thread.tenant, only=thread.id, heads=False), timeout_s=deadline.remaining_s()
-        )
-        if not rows or rows[0].epoch < epoch:
+        row = await thread_row(self._stores.active_in(epoch), thread, timeout_s=deadline.remaining_s())
+        if row is None or row.epoch < epoch:
             await self._commit(thread, epoch, deadline)
         # The secondary may be promoted again, with what it has then: what it has alone is withdrawn
         # now.

@@ -24,11 +24,11 @@ from outlive.backend import (
     Receipt,
     Removal,
     ThreadKey,
-    ThreadQuery,
     WriteRecord,
     all_records,
     commit,
     lineage,
+    thread_row,
 )
 from outlive.backend.entries import REPLICATED
 from outlive.backend.transfer import (
@@ -154,12 +154,10 @@ class Replicator:
             timeout_s=self.timeout_s,
         )
         if changes.info or changes.everything:
-            rows = await self.source.threads(
-                ThreadQuery(key.tenant, only=key.id, heads=False), timeout_s=self.timeout_s
-            )
-            if rows and rows[0].info is not None:
-                merge.info, merge.info_projection = rows[0].info, rows[0].info_projection
-                merge.info_version = rows[0].info_version
+            row = await thread_row(self.source, key, timeout_s=self.timeout_s)
+            if row is not None and row.info is not None:
+                merge.info, merge.info_projection = row.info, row.info_projection
+                merge.info_version = row.info_version
         has_rows = merge.checkpoints or merge.writes or merge.entries or merge.info is not None
         # A thread that only moved to another epoch moves in the target too, by a commit without
         # rows.
@@ -245,7 +243,7 @@ class Replicator:
         generation, _ = await self.target.history(HistoryQuery(key, None, limit=1), timeout_s=self.timeout_s)
         records = await self._all_records(self.target, key)
         tombstones = Tombstones(new)
-        dead = {(record.namespace, record.id) for record in records if tombstones.cover(record)}
+        dead = {record.key for record in records if tombstones.cover(record)}
         entries: tuple[EntryRecord, ...] = tuple(new)
         removal = Removal(checkpoints=tuple(dead), erase=erase)
         if (whole := tombstones.whole) is not None:
@@ -274,10 +272,10 @@ class Replicator:
         """
         target_writes = await self.target.writes(key, None, timeout_s=self.timeout_s)
         source_writes = await self.source.writes(key, None, timeout_s=self.timeout_s)
-        live = {(write.namespace, write.checkpoint) for write in source_writes}
+        live = {write.checkpoint_key for write in source_writes}
         for entry in await self._stored(key, OUTBOX):
             live |= changes_in(entry).written
-        written = {(write.namespace, write.checkpoint) for write in target_writes} - dead
+        written = {write.checkpoint_key for write in target_writes} - dead
         return written - live, written & live
 
     async def _stored(self, key: ThreadKey, kind: str) -> list[EntryRecord]:

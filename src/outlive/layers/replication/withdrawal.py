@@ -34,9 +34,8 @@ from outlive.backend import (
     EntryRecord,
     Removal,
     ThreadKey,
-    ThreadQuery,
-    ThreadRow,
     commit,
+    thread_row,
 )
 from outlive.backend.transfer import entries_of
 from outlive.errors import StaleBase, StoreBusy
@@ -124,18 +123,15 @@ class Withdrawal:
         return next((entry for entry in entries if entry.key == name), None)
 
     async def _add_info(self, key: ThreadKey, withdrawing: Commit) -> None:
-        left, leading = await self._row(self.left, key), await self._row(self.leading, key)
+        left, leading = (
+            await thread_row(self.left, key, timeout_s=self.timeout_s),
+            await thread_row(self.leading, key, timeout_s=self.timeout_s),
+        )
         if left is None or leading is None or leading.info is None:
             return
         if (left.info_version, left.info) > (leading.info_version, leading.info):
             withdrawing.info, withdrawing.info_projection = leading.info, leading.info_projection
             withdrawing.info_version = leading.info_version
-
-    async def _row(self, store: Backend, key: ThreadKey) -> ThreadRow | None:
-        rows = await store.threads(
-            ThreadQuery(key.tenant, only=key.id, heads=False), timeout_s=self.timeout_s
-        )
-        return rows[0] if rows else None
 
 
 def _age(record: CheckpointRecord) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
-"""Removing: what goes, what must stay, and that no save in between loses a chunk.
+"""Deletion: what is removed, what must stay, and that no save in between loses a chunk.
 
-Deleting is two commits: records first, then the chunks that nobody reads, as of the moment when
-that was looked up. A save may come at any point between.
+Deleting is two commits: records first, then the chunks that no record names, as of the moment
+of that lookup. A save may come at any point in between.
 """
 
 from __future__ import annotations

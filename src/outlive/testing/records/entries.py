@@ -189,7 +189,7 @@ class EntryContract(Contract):
         assert await probe.entries("lock") == [taken, *receipt.entries]
 
     async def test_a_lease_by_another_clock_has_lapsed(self, probe: Probe) -> None:
-        """A lease of a former boot of the machine counts by a clock that is no more."""
+        """A lease from before the machine booted was timed by a clock that no longer exists."""
         await probe.commit(
             entries=(EntryRecord("lock", "l", b"old", fence=1, until=1 << 62, clock="a former boot"),)
         )

@@ -1,4 +1,4 @@
-"""Whatever a thread is begun with, every index that is kept beside it shows it as it is."""
+"""Whichever call begins a thread, every index of the backend shows that thread correctly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIRST_CALLS: dict[str, FirstCall] = {
         removal=Removal(checkpoints=(("", "a"),), leaves_tombstones=True)
     ),
     "sweep": lambda probe: probe.commit(removal=Removal(chunks=(ONE[0],), chunks_until=9)),
-    "reseal": lambda probe: probe.commit(reencrypted=ReencryptedBodies()),
+    "reencrypt": lambda probe: probe.commit(reencrypted=ReencryptedBodies()),
     "checkpoint": lambda probe: probe.commit(draft("a", ONE[0]), chunks=(ONE,)),
     "replace": lambda probe: probe.commit(draft("a"), replace=True),
     "write": lambda probe: probe.commit(writes=(write("a", "task"),)),

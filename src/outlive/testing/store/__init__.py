@@ -1,4 +1,4 @@
-"""The contract of a store: what a user sees, on every backend and sync and async."""
+"""The contract of a store: what a user sees, on every backend, sync and async."""
 
 from outlive.testing.store.arguments import ArgumentContract
 from outlive.testing.store.copies import CopyContract

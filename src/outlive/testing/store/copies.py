@@ -202,11 +202,7 @@ class CopyContract(Contract):
     async def test_a_copy_that_fails_half_way_leaves_no_thread(self, trial: Trial) -> None:
         backend, store = await trial.interposed()
         await store.thread("t").save(_state(1))
-
-        async def refuse(*args: Any) -> None:
-            raise StoreUnavailable("unreachable")
-
-        backend.before("commit_all", refuse)
+        backend.refuse("commit_all")
         with pytest.raises(StoreUnavailable):
             await store.thread("t").fork("branch")
         assert [info.id async for info in store.threads()] == ["t"]

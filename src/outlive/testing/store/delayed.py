@@ -18,7 +18,6 @@ from outlive.errors import (
 )
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract
-from outlive.testing.interposed import Interposed
 from outlive.testing.store.pruning import noise
 from outlive.testing.trial import Trial
 
@@ -49,20 +48,6 @@ class Pause:
     async def reached(self, trial: Trial) -> None:
         while not self._is_there.is_set():
             await trial.sleep(0.001)
-
-
-async def _refuse(*args: Any) -> None:
-    raise StoreUnavailable("unreachable")
-
-
-def _pass(backend: Interposed, count: int) -> None:
-    """Let some commits through before the next hook."""
-
-    async def through(*args: Any) -> None:
-        pass
-
-    for _ in range(count):
-        backend.before("commit_all", through)
 
 
 class DelayedContract(Contract):
@@ -126,7 +111,7 @@ class DelayedContract(Contract):
         backend, store = await trial.interposed()
         thread = store.thread("t")
         await thread.save({"n": 0})
-        backend.before("commit_all", _refuse)
+        backend.refuse("commit_all")
         lost = await thread.save({"n": 1}, durability="async")
         with pytest.raises(DelayedSaveFailed) as failed:
             await thread.load()
@@ -141,8 +126,7 @@ class DelayedContract(Contract):
     async def test_what_stands_behind_a_failure_is_lost_with_it(self, trial: Trial) -> None:
         backend, store = await trial.interposed()
         thread = store.thread("t")
-        _pass(backend, 2)
-        backend.before("commit_all", _refuse)
+        backend.refuse("commit_all", after=2)
         ids = []
         with pytest.raises(DelayedSaveFailed) as failed:
             for n in range(6):

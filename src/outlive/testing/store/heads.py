@@ -176,12 +176,8 @@ class HeadContract(Contract):
         """Else a short outage would restart the thread over what is stored."""
         backend, store = await trial.interposed()
         await (await trial.store()).thread("t").save({"precious": True})
-
-        async def refuse(*args: Any) -> None:
-            raise StoreUnavailable("unreachable")
-
         for call in (store.thread("t").load, store.thread("t").exists, lambda: store.thread("t").save({})):
-            backend.before("read", refuse)
+            backend.refuse("read")
             with pytest.raises(StoreUnavailable):
                 await call()
         assert await store.thread("t").load() == {"precious": True}

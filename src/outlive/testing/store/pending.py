@@ -151,11 +151,7 @@ class PendingContract(Contract):
         backend, store = await trial.interposed()
         thread = store.thread("t")
         await thread.save({})
-
-        async def refuse(*args: Any) -> None:
-            raise StoreUnavailable("unreachable")
-
-        backend.before("commit_all", refuse)
+        backend.refuse("commit_all")
         with pytest.raises(StoreUnavailable):
             await thread.write("task", [("c", 1)])
         with pytest.raises(Unencodable):

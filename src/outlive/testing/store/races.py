@@ -1,4 +1,4 @@
-"""What somebody else does between two calls of an operation: nothing is lost, and nobody cries
+"""What another process does between two calls of an operation: nothing is lost, and nothing reports
 damage.
 
 The second process acts at an exact point, by a hook between two calls of the backend.
@@ -27,7 +27,20 @@ async def _shared_line(store: AsyncStore, id: str = "t") -> None:
     await store.thread(id).save(_messages(0, 5), id="third")
 
 
-PRUNING = ("inventory", "history", "writes", "fetch")  # calls of a prune after which somebody acts
+async def _pruned_after(method: str, trial: Trial) -> AsyncStore:
+    """Return a store with a line, whose first checkpoint is deleted after the next call of a method."""
+    (backend, store), other = await trial.interposed(), await trial.store()
+    await _shared_line(other)
+    await other.thread("t").write("task", [("c", _messages(50, 60))], checkpoint="first")
+
+    async def prune(result: Any) -> None:
+        await other.thread("t").prune(keep_last=1)
+
+    backend.after(method, prune)
+    return store
+
+
+PRUNING = ("inventory", "history", "writes", "fetch")  # calls of a prune after which another process acts
 
 
 class RaceContract(Contract):
@@ -151,29 +164,13 @@ class RaceContract(Contract):
             assert (await store.verify()).problems == (), how
 
     async def test_a_prune_while_a_checkpoint_is_read_is_no_damage(self, trial: Trial) -> None:
-        backend, store = await trial.interposed()
-        other = await trial.store()
-        await _shared_line(other)
-        await other.thread("t").write("task", [("c", _messages(50, 60))], checkpoint="first")
-
-        async def prune(result: Any) -> None:
-            await other.thread("t").prune(keep_last=1)
-
-        backend.after("read", prune)
+        store = await _pruned_after("read", trial)
         checkpoint = await store.thread("t").checkpoint("first")
         assert checkpoint is not None and checkpoint.state == _messages(0, 40)
         assert [write.value for write in checkpoint.pending_writes] == [_messages(50, 60)]
 
     async def test_a_prune_while_writes_are_read_is_no_damage(self, trial: Trial) -> None:
-        backend, store = await trial.interposed()
-        other = await trial.store()
-        await _shared_line(other)
-        await other.thread("t").write("task", [("c", _messages(50, 60))], checkpoint="first")
-
-        async def prune(result: Any) -> None:
-            await other.thread("t").prune(keep_last=1)
-
-        backend.after("writes", prune)
+        store = await _pruned_after("writes", trial)
         values = [write.value for write in await store.thread("t").writes("first")]
         assert values in ([], [_messages(50, 60)])
 

@@ -31,7 +31,7 @@ async def _all(items: Any) -> list[Any]:
 
 
 def _check_until(busy: ThreadBusy | RunBusy, lease_s: float) -> None:
-    """The end of the lease is told as a time of day."""
+    """The end of the lease is a time of day."""
     assert busy.lease_expires_at is not None
     left_s = (busy.lease_expires_at - dt.datetime.now(dt.UTC)).total_seconds()
     assert lease_s / 2 < left_s < lease_s + 60, left_s

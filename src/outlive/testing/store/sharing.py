@@ -1,4 +1,4 @@
-"""Cost follows the change, not the state. Looked at in bytes that a save brought, never in time."""
+"""Cost follows the change, not the state. Measured in bytes that a save adds, never in time."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
-from urllib.parse import unquote
 
 from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_methods
 
@@ -35,6 +34,7 @@ from outlive.factory import open as open_store
 from outlive.runtime.runtime import run_now
 from outlive.store import AsyncStore
 from outlive.sync.store import Store
+from outlive.urls import local_path
 
 Progress = Callable[[int, int | None], None]  # (checkpoints done, all of them)
 
@@ -283,18 +283,14 @@ def _opened(target: Store | str, dry_run: bool) -> Iterator[Store]:
 
 def is_absent(url: str) -> bool:
     """Tell whether a URL names a local store that does not exist yet."""
-    path = _local_path(url)
+    path = local_path(url)
     return path is not None and not os.path.exists(path)
 
 
 def check_apart(source_url: str, target_url: str) -> None:
     """Refuse a target in the file that is the source, however it is spelled."""
-    paths = [_local_path(unquote(url)) for url in (source_url, target_url)]
-    if None not in paths and len({os.path.realpath(str(path)) for path in paths}) == 1:
+    if not str(source_url).startswith("sqlite:"):
+        return
+    source, target = local_path(source_url), local_path(target_url)
+    if source and target and os.path.realpath(source) == os.path.realpath(target):
         raise BadArgument("the source cannot be its own target; name another file for the store")
-
-
-def _local_path(url: str) -> str | None:
-    scheme, _, rest = url.partition("?")[0].partition(":")
-    path = rest[3:] if scheme == "sqlite" and rest.startswith("///") else rest.removeprefix("//")
-    return path if scheme in ("sqlite", "file") else None

@@ -1,0 +1,59 @@
+"""A store as commands open it: with what is below it, for records and settings that a store does not show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outlive.backend import ThreadKey
+from outlive.errors import KeyMissing
+from outlive.runtime.runtime import run_now
+from outlive.store import AsyncStore
+from outlive.sync.store import Store
+
+if TYPE_CHECKING:
+    from outlive.factory import StoreParts
+    from outlive.layers.replication.pair import PairRecord
+
+
+class OpenedStore(Store):
+    """A store with its engine, settings and pair."""
+
+    def __init__(self, parts: StoreParts) -> None:
+        self.asynchronous = AsyncStore(*parts)
+        super().__init__(self.asynchronous)
+        self.engine, self.pair = parts.engine, parts.pair
+        self.url, self.tenant = parts.settings.url, parts.settings.tenant
+
+    @property
+    def backend(self) -> Any:
+        """The backend below all layers: of a pair, the active one."""
+        if self.pair is not None:
+            return self.pair.stores.active
+        backend: Any = self.engine.backend
+        while hasattr(backend, "inner"):  # encryption, and the guard of one store of a pair
+            backend = backend.inner
+        return backend
+
+    def key(self, thread: str) -> ThreadKey:
+        return ThreadKey.of(self.tenant, thread)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of the backend: of a pair, those of the active store."""
+        return run_now(self.engine.backend.facts())
+
+    def pair_record(self) -> PairRecord | None:
+        """Return the pair record of a store that was opened alone; None if it is in no pair, or left it."""
+        from outlive.layers.replication.pair import ALONE, read_pair_record
+
+        if self.pair is not None:
+            return None
+        record = run_now(read_pair_record(self.backend, self.tenant, self.engine.timeout_s))
+        return None if record is None or record.ended == ALONE else record
+
+    def check_keys(self) -> None:
+        """Raise KeyMissing when what may be deleted cannot be decided: everything would look needed."""
+        from outlive.layers.encryption.layer import Encrypted
+
+        backend = self.engine.backend
+        if isinstance(backend, Encrypted) and not backend.has_key:
+            raise KeyMissing(None)
