@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import random
 from typing import Any
 
 import pytest
 
-from outlive.errors import BadArgument, LeaseLost, OutcomeUnknown, RunEnded, RunMissing, Unencodable
+from outlive.errors import (
+    BadArgument,
+    LeaseLost,
+    OutcomeUnknown,
+    RunEnded,
+    RunMissing,
+    StoreUnavailable,
+    Unencodable,
+)
 from outlive.retention.policy import Retain
 from outlive.runs import stream
 from outlive.runs.stream_entry import StreamChunk
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract
 from outlive.testing.patience import PATIENCE_S, eventually_async
-from outlive.testing.trial import Trial
+from outlive.testing.trial import ROUNDS, Trial
 
 
 async def _all(items: Any) -> list[StreamChunk]:
@@ -173,6 +185,60 @@ class StreamContract(Contract):
         chunks = await _all(store.follow("r"))
         assert [chunk.value for chunk in chunks] == ["a", "b"]
         assert chunks[:1] == before
+
+    async def test_a_store_that_fails_loses_and_repeats_no_chunk(self, trial: Trial) -> None:
+        seed = int(os.environ.get("OUTLIVE_SEED", "1"))
+        chance = random.Random(seed)
+        backend, store = await trial.interposed()
+        other = await trial.store()
+
+        async def lose(receipts: Any) -> None:
+            raise OutcomeUnknown("t", "", 1.0, "the answer was lost")
+
+        for round in range(3 * ROUNDS):
+            id, emitted, seen = f"r{round}", list[int](), list[StreamChunk]()
+            run = await store.run(id, run_id=id).start()
+            writes = (run.flush, lambda run=run: run.step("s", int), lambda run=run: run.save({"n": 1}))
+            for n in range(30):
+                await run.emit(n)
+                emitted.append(n)
+                if chance.random() < 0.3:
+                    backend.refuse("commit_all")
+                elif chance.random() < 0.3:
+                    backend.after("commit_all", lose)
+                if chance.random() < 0.5:
+                    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+                        await chance.choice(writes)()
+                if chance.random() < 0.3:  # a client that comes back
+                    cursor = seen[-1].cursor if seen else None
+                    seen += await _all(other.follow(id, after=cursor, wait=False))
+            backend.forget()
+            await run.complete()
+            seen += await _all(other.follow(id, after=seen[-1].cursor if seen else None))
+            assert [chunk.value for chunk in seen] == emitted, seed
+            assert [chunk.number for chunk in seen] == list(range(1, len(emitted) + 1))
+
+    async def test_branches_that_emit_at_once_lose_nothing(
+        self, trial: Trial, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(stream, "FLUSH_S", 0.001)
+        monkeypatch.setattr(stream, "FLUSH_BYTES", 100)
+        store = await trial.store()
+        run = await store.run("t", run_id="r").start()
+
+        async def branch(name: int) -> None:
+            for n in range(40):
+                await run.emit([name, n])
+                if n % 10 == 0:
+                    await run.step("s", key=f"{name} {n}")(int)()
+
+        branches = [functools.partial(branch, name) for name in range(4)]
+        assert await trial.together(*branches) == [None] * 4
+        await run.complete()
+        values = await _stored(store, "r")
+        for name in range(4):
+            assert [n for emitter, n in values if emitter == name] == list(range(40))
+        assert len(values) == 160
 
     async def test_a_save_that_is_repeated_does_not_swallow_chunks(self, store: AsyncStore) -> None:
         run = await store.run("t", run_id="r").start()
