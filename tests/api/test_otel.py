@@ -17,6 +17,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as na
 import outlive
 from outlive import otel
 from outlive.events import Event
+from outlive.testing.patience import PATIENCE_S, eventually
 
 
 class Tracing:
@@ -345,12 +346,17 @@ def test_gauges_ask_the_store(measuring, monkeypatch):
         assert set(by_status(measuring).values()) == {0}
         fill(store)
         assert by_status(measuring) == WANTED
-        assert measuring.value("outlive.runs.dead", outlive_tenant="acme") == 1
-        assert measuring.value("outlive.runs.dead.age") > 0
+        assert measuring.value("outlive.runs.dead", outlive_tenant="acme") == 0
+        assert measuring.value("outlive.runs.dead.age") == 0
+        assert 0 < measuring.value("outlive.runs.released.age") < PATIENCE_S
         assert measuring.value("outlive.questions.open") == 1
         assert measuring.value("outlive.questions.open.age") > 0
         store.answer("waiting", "ok?", True)
         assert measuring.value("outlive.questions.open") == 0
+        store.run("dead", run_id="dead", lease_s=0.2).start()
+        store._store._heart._stop()  # as a process that hangs
+        assert eventually(lambda: measuring.value("outlive.runs.dead") == 1)
+        assert 0 < measuring.value("outlive.runs.dead.age") < PATIENCE_S
         with outlive.open("memory:", tenant="other") as second:
             measuring.metrics.observe(second)
             assert len(measuring.points("outlive.runs")) == 8

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outlive.backend import EntryQuery, entry_pages
+from outlive.backend import WALL, EntryQuery, entry_pages
 from outlive.errors import BadArgument, OutliveError
 from outlive.events import (
     ANSWER,
@@ -32,10 +32,11 @@ from outlive.events import (
 )
 from outlive.otel.attributes import AGENT, TOOL, api
 from outlive.runs.attempts import DIED, LAPSED
-from outlive.runs.lease import PARKED, RUN, UNFINISHED, RunInfo
+from outlive.runs.lease import PARKED, RELEASED, RUN, UNFINISHED, RunInfo
 from outlive.runtime.runtime import run_now
 from outlive.store import AsyncStore
 from outlive.sync.store import Store
+from outlive.values import moment
 
 if TYPE_CHECKING:
     Observe = Callable[["Look"], Iterable[tuple[float, dict[str, str]]]]
@@ -66,6 +67,7 @@ class Look:
     """What a store has at one moment."""
 
     runs: dict[str, int] = field(default_factory=dict)  # by status
+    released_age_s: float = 0.0
     dead: int = 0
     dead_age_s: float = 0.0
     questions: int = 0
@@ -124,10 +126,14 @@ async def _look(store: AsyncStore) -> Look:
     look, now = Look(), dt.datetime.now(dt.UTC)
     for status in (*UNFINISHED, PARKED):
         look.runs[status] = await _count(store, status)
+    count = 0
     async for run in store.recoverable():
-        look.dead += 1
-        look.dead_age_s = max(look.dead_age_s, _age_s(_died_at(run), now))
-        if look.dead == _MOST:
+        if run.status == RELEASED:
+            look.released_age_s = max(look.released_age_s, _age_s(_released_at(run), now))
+        else:
+            look.dead += 1
+            look.dead_age_s = max(look.dead_age_s, _age_s(_died_at(run, now), now))
+        if (count := count + 1) == _MOST:
             break
     async for question in store.questions():
         look.questions += 1
@@ -147,11 +153,16 @@ async def _count(store: AsyncStore, status: str) -> int:
     return count
 
 
-def _died_at(run: RunInfo) -> dt.datetime | None:
-    """Return since when nothing works on a run that can be recovered, as far as it is known."""
-    moments = [at for at in (run.lease_expires_at, run.updated_at) if at is not None]
-    past = [at for at in moments if at <= dt.datetime.now(dt.UTC)]
-    return max(past, default=None)
+def _released_at(run: RunInfo) -> dt.datetime | None:
+    """Return since when any worker may claim a run."""
+    entry = run._entry
+    return moment(entry.until) if entry is not None and entry.clock == WALL else run.updated_at
+
+
+def _died_at(run: RunInfo, now: dt.datetime) -> dt.datetime | None:
+    """Return since when nothing works on a run, as far as it is known."""
+    moments = [at for at in (run.lease_expires_at, run.updated_at) if at is not None and at <= now]
+    return max(moments, default=None)
 
 
 def _age_s(since: dt.datetime | None, now: dt.datetime) -> float:
@@ -211,12 +222,14 @@ class Metrics:
             "outlive.runs", "{run}", "Runs that have not ended, by status",
             lambda look: [(count, {"outlive.status": status}) for status, count in look.runs.items()],
         )  # fmt: skip
+        self._gauge("outlive.runs.dead", "{run}", "Runs whose process died", lambda look: [(look.dead, {})])
         self._gauge(
-            "outlive.runs.dead", "{run}", "Runs that can be recovered", lambda look: [(look.dead, {})]
-        )
-        self._gauge(
-            "outlive.runs.dead.age", "s", "How long the oldest run that can be recovered is dead or released",
+            "outlive.runs.dead.age", "s", "Since when the first of them is dead",
             lambda look: [(look.dead_age_s, {})],
+        )  # fmt: skip
+        self._gauge(
+            "outlive.runs.released.age", "s", "How long the oldest released run waits for a worker",
+            lambda look: [(look.released_age_s, {})],
         )  # fmt: skip
         self._gauge(
             "outlive.questions.open", "{question}", "Open questions", lambda look: [(look.questions, {})]

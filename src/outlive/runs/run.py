@@ -712,14 +712,14 @@ class AsyncRun(AsyncContext):
         ended = EntryRecord(
             RUN, self.id, body, status, epoch=self._epoch, fence=self._fence, revision=self._revision
         )
-        chunks = self._stream.take()
-        entries = [ended, *waits, *chunks]
+        entries = [ended, *waits]
         if status == RELEASED:
             now = self._engine.runtime.now()
-            entries = [*tickets.released(ended, self.info.agent, self.info.priority, now), *waits, *chunks]
+            entries = [*tickets.released(ended, self.info.agent, self.info.priority, now), *waits]
         if self._has_place:  # freed, not deleted: another run may hold the thread by now
             entries.append(replace(self._lock(None), status="free", lease_s=None))
-        commit = Commit(self._key, entries=tuple(entries), timeout_s=timeout_s)
+        chunks = self._stream.take()
+        commit = Commit(self._key, entries=(*entries, *chunks), timeout_s=timeout_s)
         self._stop()  # a renewal that came after the end would be refused
         try:
             await self._commit_end(status, replace(commit, fence=self._token()) if self._fence else commit)
