@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from outlive.runs.waiting import Waiting as Waiting
     from outlive.runs.waits import Question as Question
     from outlive.runs.worker import AsyncWorker as AsyncWorker
+    from outlive.runs.worker_record import WorkerInfo as WorkerInfo
     from outlive.single_file import CheckpointFile as CheckpointFile
     from outlive.single_file import checkpoint_file as checkpoint_file
     from outlive.store import AsyncStore as AsyncStore
@@ -107,6 +108,7 @@ _MODULES = {
     "runs.waiting": "Waiting",
     "runs.waits": "Question",
     "runs.worker": "AsyncWorker",
+    "runs.worker_record": "WorkerInfo",
     "single_file": "CheckpointFile checkpoint_file",
     "store": "AsyncStore",
     "sync.responses": "Responses",
@@ -187,6 +189,7 @@ __all__ = [
     "Verified",
     "Waiting",
     "Worker",
+    "WorkerInfo",
     "WriteProposal",
     "checkpoint_file",
     "open",

@@ -260,7 +260,7 @@ class _Awaited:
             return member
         if name in ("thread", "run", "lock"):
             return lambda *args, **options: _Awaited(member(*args, **options))
-        if name in ("history", "threads", "runs", "recoverable", "questions", "follow"):
+        if name in ("history", "threads", "runs", "recoverable", "questions", "follow", "workers"):
             return lambda *args, **options: _each(member(*args, **options))
         if name == "step":
             return lambda *args, **options: _step(member, *args, **options)

@@ -3,6 +3,7 @@
 from outlive.testing.store.arguments import ArgumentContract
 from outlive.testing.store.attempts import AttemptContract
 from outlive.testing.store.budgets import BudgetContract
+from outlive.testing.store.continuing import ContinuingContract
 from outlive.testing.store.copies import CopyContract
 from outlive.testing.store.damage import DamageContract
 from outlive.testing.store.delayed import DelayedContract
@@ -22,6 +23,7 @@ from outlive.testing.store.streams import StreamContract
 from outlive.testing.store.timers import TimerContract
 from outlive.testing.store.typed import TypedContract
 from outlive.testing.store.waiting import WaitingContract
+from outlive.testing.store.working import WorkerContract
 
 
 class StoreContract(
@@ -45,6 +47,8 @@ class StoreContract(
     TimerContract,
     AttemptContract,
     EffectContract,
+    WorkerContract,
+    ContinuingContract,
     BudgetContract,
     StreamContract,
 ):
