@@ -42,6 +42,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "retry": ("recover", "Resume a run that has ended."),
         "park": ("runs", "Exclude a run from recovery."),
         "cancel": ("runs", "Cancel a run."),
+        "questions": ("questions", "List what runs ask people."),
+        "answer": ("questions", "Answer a question of a run."),
     },
     "Maintenance": {
         "verify": ("maintenance", "Check every stored byte."),

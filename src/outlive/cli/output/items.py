@@ -1,4 +1,8 @@
-"""The items of --json: threads, checkpoints, writes and runs. Fields are added, never changed."""
+"""The items of --json: threads, checkpoints, writes, runs, steps, attempts and questions.
+
+All that the program tells of these as JSON is made here, from what the API returns and nothing else: no options, no
+terminal. Fields are added, never changed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 from outlive.cli.output.values import to_json
 
 if TYPE_CHECKING:
+    from outlive.runs.attempts import Attempt
     from outlive.runs.lease import RunInfo
+    from outlive.runs.questions import QuestionInfo
+    from outlive.runs.step_record import FailedTry, StepInfo
+    from outlive.runs.waiting import Waiting
     from outlive.values import CheckpointInfo, PendingWrite, ThreadInfo
 
 USAGE_FIELDS = ("input_tokens", "output_tokens", "reasoning_tokens", "cost_usd")
@@ -89,6 +97,10 @@ def run_item(
         "iteration": run.iteration,
         "phase": run.phase,
         "completed_phases": list(run.completed_phases),
+        "step": run.step,
+        "quiet_s": None if run.quiet_s is None else round(run.quiet_s, 3),
+        "waits": wait_item(run.waits) if run.waits is not None and run.status == "waiting" else None,
+        "priority": run.priority,
         "code_version": run.code_version,
         "error": run.error,
         "started_at": _iso(run.started_at),
@@ -96,4 +108,71 @@ def run_item(
         "ended_at": _iso(run.ended_at),
         "usage": to_json(dict(run.usage)),
         **{name: usage.get(name) for name in USAGE_FIELDS},
+    }
+
+
+def wait_item(waits: Waiting) -> dict[str, Any]:
+    """Return what a run waits for: it continues when one of the groups is met, or at `until`."""
+    return {
+        "reason": waits.reason,
+        "since": _iso(waits.since),
+        "until": _iso(waits.until),
+        "names": list(waits.names),
+        "groups": [{"names": list(group.names), "mode": group.mode} for group in waits.groups],
+    }
+
+
+def attempt_item(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "owner": attempt.owner,
+        "host": attempt.host,
+        "began_at": _iso(attempt.began_at),
+        "ended_at": _iso(attempt.ended_at),
+        "outcome": attempt.outcome,
+        "error": attempt.error,
+    }
+
+
+def step_item(step: StepInfo) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "key": step.key,
+        "kind": step.kind,
+        "status": step.status,
+        "value": to_json(step.value),
+        "error": step.error,
+        "attempt": step.attempt,
+        "began_at": _iso(step.began_at),
+        "ended_at": _iso(step.ended_at),
+        "tries": step.tries,
+        "failures": [_failure_item(failed) for failed in step.failures],
+        "effect_key": step.effect_key,
+    }
+
+
+def _failure_item(failed: FailedTry) -> dict[str, Any]:
+    return {
+        "attempt": failed.attempt,
+        "began_at": _iso(failed.began_at),
+        "ended_at": _iso(failed.ended_at),
+        "error": failed.error,
+    }
+
+
+def question_item(question: QuestionInfo) -> dict[str, Any]:
+    return {
+        "run": question.run,
+        "thread": question.thread,
+        "name": question.name,
+        "type": question.type,
+        "status": question.status,
+        "agent": question.agent,
+        "payload": to_json(question.payload),
+        "schema": None if question.schema is None else to_json(dict(question.schema)),
+        "asked_at": _iso(question.asked_at),
+        "due_at": _iso(question.due_at),
+        "value": to_json(question.value),
+        "by": question.by,
+        "answered_at": _iso(question.answered_at),
     }
