@@ -30,6 +30,11 @@ PROJECT = Path(__file__).resolve().parents[2]
 def folder():
     with ram_folder() as folder:
         build(f"sqlite:///{folder}/agent.db")
+        with (
+            outlive.open(f"sqlite:///{folder}/agent.db") as store,
+            store.run("order-7", run_id="refund-7", agent="refunds") as run,
+        ):
+            run.ask("approve?", schema=bool)
         yield folder
 
 
@@ -115,6 +120,11 @@ def test_a_terminal_without_utf_8_still_gets_its_answer(folder):
         ("outlive history trip-42 --before @", {"@4", "@3", "@2", "@1"}),
         ("outlive ls --so", {"--sort"}),
         ("outlive --tenant acme show ", {"secret"}),
+        ("outlive qu", {"questions"}),
+        ("outlive answer refund-7 ", {"approve?"}),
+        ("outlive answer refund-7 approve? ", {"true", "false"}),
+        ("outlive answer refund-7 approve? t", {"true"}),
+        ("outlive questions --agent re", {"refunds"}),
     ],
 )
 def test_the_shell_completes_commands_options_and_ids(folder, words, expected):

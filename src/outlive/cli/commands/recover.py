@@ -139,6 +139,7 @@ async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recove
 def _answer_recovered(call: Call, report: Recovered) -> None:
     rows: list[tuple[str, RunInfo, str | None, str]] = [
         *(("resumed", run, None, run.status) for run in report.resumed),
+        *(("suspended", run, None, _waits_for(run)) for run in report.suspended),
         *(
             ("failed", failed.run, failed.code, f"{failed.code}: {failed.message}")
             for failed in report.failed
@@ -164,6 +165,11 @@ def _answer_recovered(call: Call, report: Recovered) -> None:
         brief=[f"{outcome} {escape_terminal(run.id)}" for outcome, run, *_ in rows],
         is_ok=not (report.failed or report.skipped),
     )
+
+
+def _waits_for(run: RunInfo) -> str:
+    names = () if run.waits is None else run.waits.names
+    return f"waits for {', '.join(map(repr, names))}" if names else "waits"
 
 
 def _show_recovered(items: list[dict[str, Any]]) -> None:
