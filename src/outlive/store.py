@@ -53,7 +53,7 @@ from outlive.runs.lease import (
     unpack_run,
 )
 from outlive.runs.lock import AsyncLock
-from outlive.runs.options import RunOptions
+from outlive.runs.options import RunOptions, SubmitOptions
 from outlive.runs.renewal import LeaseRenewer
 from outlive.runtime.runtime import new_id
 from outlive.runtime.wrong_mode import AsyncContext, async_items
@@ -80,6 +80,7 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.runs.run import AsyncRun
     from outlive.runs.step_record import StepInfo
     from outlive.runs.worker import AsyncWorker
+    from outlive.runs.worker_record import WorkerInfo
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same mode
@@ -195,16 +196,22 @@ class AsyncStore(AsyncContext):
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
         """
         check_options("store.run", options, RunOptions.__optional_keys__)
-        run_id, agent = options.get("run_id"), options.get("agent")
-        code_version, clock = options.get("code_version"), options.get("clock")
-        lease_s, throttle_s = options.get("lease_s", 30.0), options.get("throttle_s", 0)
-        max_attempts, durability = options.get("max_attempts", 5), options.get("durability", "sync")
-        check_run(lease_s, throttle_s, max_attempts, clock)
-        backoff_s = options.get("backoff_s")
-        progress_s = options.get("progress_s")
-        if check_run_durability(durability) == "exit" and throttle_s > 0:
+        clock, throttle_s = options.get("clock"), options.get("throttle_s", 0)
+        durability = check_run_durability(options.get("durability", "sync"))
+        info = self._new_info(thread_id, options, throttle_s, clock)
+        if durability == "exit" and throttle_s > 0:
             raise BadArgument('durability="exit" stores nothing before the run ends: leave out throttle_s')
-        info = RunInfo(
+        is_named = options.get("run_id") is not None
+        return self._run(info, throttle_s=throttle_s, clock=clock, durability=durability, is_named=is_named)
+
+    def _new_info(
+        self, thread_id: str, options: SubmitOptions, throttle_s: float = 0, clock: Any = None
+    ) -> RunInfo:
+        run_id, agent, code_version = options.get("run_id"), options.get("agent"), options.get("code_version")
+        lease_s, max_attempts = options.get("lease_s", 30.0), options.get("max_attempts", 5)
+        check_run(lease_s, throttle_s, max_attempts, clock)
+        backoff_s, progress_s = options.get("backoff_s"), options.get("progress_s")
+        return RunInfo(
             id=new_id() if run_id is None else check_id("run_id", run_id),
             thread=thread_id,
             namespace=check_namespace(options.get("namespace", "")),
@@ -220,9 +227,28 @@ class AsyncStore(AsyncContext):
             lease_s=float(lease_s),
             progress_s=None if progress_s is None else check_timeout(progress_s, "progress_s"),
         )
-        return self._run(
-            info, throttle_s=throttle_s, clock=clock, durability=durability, is_named=run_id is not None
-        )
+
+    async def submit(
+        self, thread_id: str, *, not_before: dt.datetime | None = None, **options: Unpack[SubmitOptions]
+    ) -> RunInfo:
+        """Store a run for workers: `await store.submit("trip", agent="planner", prompt={"to": "Lisbon"})`.
+
+        One commit stores it, and a worker with a handler for its agent claims it. Of the runs of an agent, those
+        with the greatest `priority` come first, then those that were submitted first. Runs of one thread and
+        namespace follow each other.
+
+        run_id:      submitted again under this id, nothing changes and the stored run is returned
+        not_before:  a datetime with a time zone: its status is "waiting" until then
+
+        The other options are those of `store.run`. Raises RunElsewhere if another thread has a run with this id.
+        """
+        from outlive.runs.submit import submit
+
+        check_options("store.submit", options, SubmitOptions.__optional_keys__ | {"not_before"})
+        info = self._new_info(thread_id, options)
+        due = None if not_before is None else micros(not_before)
+        is_named = options.get("run_id") is not None
+        return await submit(self._engine, self._key(thread_id), info, due=due, is_named=is_named)
 
     def _run(self, info: RunInfo, **options: Any) -> AsyncRun:
         from outlive.runs.run import AsyncRun
@@ -373,32 +399,63 @@ class AsyncStore(AsyncContext):
         *,
         concurrency: int = 8,
         interval_s: float = 5.0,
+        limits: Mapping[str | None, int] | None = None,
+        limit_tenant: int | None = None,
+        grace_s: float = 20.0,
         policy: Policy = "resume",
         code_version: str | None = None,
         after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> AsyncWorker:
-        """Return a loop that recovers dead runs until it is stopped: `await store.worker(handlers).run()`.
+        """Return a worker, which claims submitted, woken and dead runs: `await store.worker(handlers).run()`.
 
-        Its options are those of `recover`. `interval_s` is the time between two passes; `on_report` gets each report.
+        handlers:      maps an agent, or "*" for all others, to a function that is called with its run. Plain
+                       functions are called in threads.
+        concurrency:   how many runs it works on at a time
+        interval_s:    how often it looks for dead runs; submitted and woken runs are noticed at once
+        limits:        how many runs of an agent all workers of this store together work on: `{"planner": 2}`
+        limit_tenant:  the same for all agents together
+        grace_s:       after SIGTERM or `drain()`, how long it waits for its runs before it gives them back
+        on_report:     gets a report of what was done since the last one, every `interval_s`
+
+        The other options are those of `recover`. Workers should agree on limits: each keeps to its own.
         """
-        from outlive.runs.worker import AsyncWorker
+        from outlive.runs.queue import Queue
+        from outlive.runs.recovery import Recovery
+        from outlive.runs.slots import Slots, check_limits
+        from outlive.runs.worker import AsyncWorker, WorkerOptions
+        from outlive.runs.worker_record import WorkerRecord
 
-        check_handlers(handlers)
-        check_count("concurrency", concurrency, 1)
-        runtime = self._engine.runtime
+        engine, tenant = self._engine, self._settings.tenant
+        checked = check_handlers(handlers)
+        recovery = Recovery(engine, self._run, checked, policy, code_version)
+        capacity = check_count("concurrency", concurrency, 1)
+        options = WorkerOptions(
+            capacity, check_timeout(interval_s, "interval_s"), check_seconds("grace_s", grace_s, 0)
+        )
+        fields = {
+            "agents": list(checked), "code_version": code_version, "policy": policy, "capacity": capacity,
+        }  # fmt: skip
         return AsyncWorker(
-            runtime,
-            lambda: self.recover(
-                handlers,
-                concurrency=concurrency,
-                policy=policy,
-                code_version=code_version,
-                after_failover=after_failover,
-            ),
-            check_timeout(interval_s, "interval_s"),
+            engine,
+            tenant,
+            recovery,
+            Queue(engine, tenant, checked, recovery.is_other_code),
+            Slots(engine, tenant, self._heart, check_limits(limits, limit_tenant)),
+            WorkerRecord(engine, tenant, fields),
+            self._heart,
+            options,
+            lambda: self._pair is not None and self._pair.is_failed_over and not after_failover,
             on_report,
         )
+
+    @async_items
+    async def workers(self) -> AsyncIterator[WorkerInfo]:
+        """Iterate over the living workers of this tenant: `async for worker in store.workers()`."""
+        from outlive.runs.worker_record import find_workers
+
+        async for worker in find_workers(self._engine, self._settings.tenant):
+            yield worker
 
     @async_items
     async def runs(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 
-class RunOptions(TypedDict, total=False):
-    """The options of `store.run`."""
+class SubmitOptions(TypedDict, total=False):
+    """The options of `store.submit`: what the record of a run has."""
 
     namespace: str
     run_id: str | None
@@ -18,10 +18,15 @@ class RunOptions(TypedDict, total=False):
     code_version: str | None
     lease_s: float
     progress_s: float | None
-    throttle_s: float
-    clock: Callable[[], float] | None
-    durability: str
     max_attempts: int
     backoff_s: float | None
     priority: int
     exclusive: bool
+
+
+class RunOptions(SubmitOptions, total=False):
+    """The options of `store.run`: those of the record, and how this process works on it."""
+
+    throttle_s: float
+    clock: Callable[[], float] | None
+    durability: str

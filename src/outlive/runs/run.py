@@ -521,7 +521,7 @@ class AsyncRun(AsyncContext):
                 RUN, self.id, lease.pack_run(self._engine, info), info.status,
                 epoch=self._epoch, fence=self._fence, revision=self._revision + 1, expect=before,
             )  # fmt: skip
-            also = (run,) if waiting is not None else tickets.released(run, info.agent, info.priority, now)
+            also = (run,) if waiting is not None else self._ticketed(run, info, now)
             try:
                 await self._engine.commit(Commit(self._key, entries=(*also, *entries)))
             except EntryHeld as error:
@@ -628,7 +628,7 @@ class AsyncRun(AsyncContext):
         entries = [ended, *waits]
         if status == RELEASED:
             now = self._engine.runtime.now()
-            entries = [*tickets.released(ended, self.info.agent, self.info.priority, now), *waits]
+            entries = [*self._ticketed(ended, self.info, now), *waits]
         if self._has_place:  # freed, not deleted: another run may hold the thread by now
             entries.append(replace(self._lock(None), status="free", lease_s=None))
         commit = Commit(self._key, entries=tuple(entries), timeout_s=timeout_s)
@@ -640,6 +640,9 @@ class AsyncRun(AsyncContext):
         except BaseException:
             self._go_live()  # the caller may try again
             raise
+
+    def _ticketed(self, run: EntryRecord, info: RunInfo, now: int) -> tuple[EntryRecord, EntryRecord]:
+        return tickets.released(self._engine.codec, run, tickets.Errand.of(info), now)
 
     async def _commit_end(self, status: str, commit: Commit) -> None:
         try:

@@ -104,6 +104,7 @@ class Start:
         info.owner, info.status, info.step, info.ended_at = owner, RUNNING, None, None
         info.effect_seed = info.effect_seed or new_seed()
         now = moment(self._engine.runtime.now())
+        info.started_at = info.started_at or now
         info.attempts = attempts.begin(info.attempts, info.attempt, owner, now)
 
     def _freeze(self) -> None:
@@ -112,7 +113,7 @@ class Start:
         Raises Unencodable.
         """
         info, codec = self._info, self._engine.codec
-        info.started_at, info.attempts = moment(self._engine.runtime.now()), ()
+        info.attempts = ()
         for name in ("prompt", "attributes"):
             packed = codec.pack(getattr(info, name), f"run {info.id!r}.{name}")
             try:
@@ -294,7 +295,7 @@ class Start:
         entries = [run]
         if run.status == RELEASED:
             now = self._engine.runtime.now()
-            entries = [*tickets.released(run, self._info.agent, self._info.priority, now)]
+            entries = [*tickets.released(self._engine.codec, run, tickets.Errand.of(self._info), now)]
         if holding.has_place:
             free = EntryRecord(
                 LOCK, self._info.namespace, None, "free", epoch=holding.lock_epoch, fence=holding.fence

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 T = TypeVar("T")
-Work = Callable[[], Coroutine[Any, Any, None]]
+Work = Callable[[], Coroutine[Any, Any, object]]
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -69,10 +69,21 @@ class Task(Protocol):
         ...
 
 
+class Hand(Task, Protocol):
+    """Work of a caller that does not keep the process alive."""
+
+    def cancel(self) -> bool:
+        """End the work if it is a task; False: it is a thread, which nothing can end."""
+        ...
+
+
 class Signal(Protocol):
     """Something that can be waited for."""
 
-    def set(self) -> None: ...
+    def set(self) -> None:
+        """Wake those who wait; from any thread, and from a signal handler."""
+        ...
+
     def is_set(self) -> bool: ...
     async def wait(self, timeout_s: float) -> None: ...
 
@@ -96,6 +107,14 @@ class Runtime(Protocol):
 
     def spawn(self, work: Work) -> Task:
         """Start `work` in the background."""
+        ...
+
+    def hand(self, work: Work) -> Hand:
+        """Start `work` in a thread or a task, for a caller that keeps track of it."""
+        ...
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Call a function that may block: in a thread where there is an event loop."""
         ...
 
     def tick(self, interval_s: float, work: Work) -> Ticker:
@@ -144,9 +163,12 @@ class Runtime(Protocol):
 
 
 class _ThreadTask:
-    def __init__(self, work: Work) -> None:
-        self._thread = threading.Thread(target=lambda: run_now(work()), name="outlive-saver", daemon=False)
+    def __init__(self, work: Work, name: str = "outlive-saver", *, daemon: bool = False) -> None:
+        self._thread = threading.Thread(target=lambda: run_now(work()), name=name, daemon=daemon)
         self._thread.start()
+
+    def cancel(self) -> bool:
+        return False
 
     async def wait(self, timeout_s: float | None = None) -> None:
         self._thread.join(timeout_s)
@@ -251,6 +273,12 @@ class SyncRuntime:
 
     def spawn(self, work: Work) -> Task:
         return _ThreadTask(work)
+
+    def hand(self, work: Work) -> Hand:
+        return _ThreadTask(work, "outlive-worker", daemon=True)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        return function()
 
     def tick(self, interval_s: float, work: Work) -> Ticker:
         return _ThreadTicker(interval_s, work)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from outlive.arguments import check_handlers
 from outlive.runs.lease import RunInfo
-from outlive.runs.options import RunOptions
+from outlive.runs.options import RunOptions, SubmitOptions
 from outlive.runtime.runtime import run_now
 from outlive.runtime.wrong_mode import SyncContext
 from outlive.store import AsyncStore, Progress
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
     from outlive.runs.step_record import StepInfo
+    from outlive.runs.worker_record import WorkerInfo
 
 
 class Store(SyncContext):
@@ -102,6 +103,22 @@ class Store(SyncContext):
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
         """
         return Run(self._store.run(thread_id, **options))
+
+    def submit(
+        self, thread_id: str, *, not_before: dt.datetime | None = None, **options: Unpack[SubmitOptions]
+    ) -> RunInfo:
+        """Store a run for workers: `store.submit("trip", agent="planner", prompt={"to": "Lisbon"})`.
+
+        One commit stores it, and a worker with a handler for its agent claims it. Of the runs of an agent, those
+        with the greatest `priority` come first, then those that were submitted first. Runs of one thread and
+        namespace follow each other.
+
+        run_id:      submitted again under this id, nothing changes and the stored run is returned
+        not_before:  a datetime with a time zone: its status is "waiting" until then
+
+        The other options are those of `store.run`. Raises RunElsewhere if another thread has a run with this id.
+        """
+        return run_now(self._store.submit(thread_id, not_before=not_before, **options))
 
     def runs(
         self,
@@ -219,14 +236,25 @@ class Store(SyncContext):
         *,
         concurrency: int = 8,
         interval_s: float = 5.0,
+        limits: Mapping[str | None, int] | None = None,
+        limit_tenant: int | None = None,
+        grace_s: float = 20.0,
         policy: Policy = "resume",
         code_version: str | None = None,
         after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> Worker:
-        """Return a loop that recovers dead runs until it is stopped: `store.worker(handlers).run()`.
+        """Return a worker, which claims submitted, woken and dead runs: `store.worker(handlers).run()`.
 
-        Its options are those of `recover`. `interval_s` is the time between two passes; `on_report` gets each report.
+        handlers:      maps an agent, or "*" for all others, to a function that is called with its run, in a thread
+        concurrency:   how many runs it works on at a time
+        interval_s:    how often it looks for dead runs; submitted and woken runs are noticed at once
+        limits:        how many runs of an agent all workers of this store together work on: `{"planner": 2}`
+        limit_tenant:  the same for all agents together
+        grace_s:       after SIGTERM or `drain()`, how long it waits for its runs before it gives them back
+        on_report:     gets a report of what was done since the last one, every `interval_s`
+
+        The other options are those of `recover`. Workers should agree on limits: each keeps to its own.
         """
         wrapped = {agent: _with_sync_run(handler) for agent, handler in check_handlers(handlers).items()}
         return Worker(
@@ -234,12 +262,19 @@ class Store(SyncContext):
                 wrapped,
                 concurrency=concurrency,
                 interval_s=interval_s,
+                limits=limits,
+                limit_tenant=limit_tenant,
+                grace_s=grace_s,
                 policy=policy,
                 code_version=code_version,
                 after_failover=after_failover,
                 on_report=on_report,
             )
         )
+
+    def workers(self) -> Iterator[WorkerInfo]:
+        """Iterate over the living workers of this tenant: `for worker in store.workers()`."""
+        return each(self._store.workers())
 
     def recover(
         self,

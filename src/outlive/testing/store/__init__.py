@@ -20,6 +20,7 @@ from outlive.testing.store.sharing import SharingContract
 from outlive.testing.store.timers import TimerContract
 from outlive.testing.store.typed import TypedContract
 from outlive.testing.store.waiting import WaitingContract
+from outlive.testing.store.working import WorkerContract
 
 
 class StoreContract(
@@ -43,6 +44,7 @@ class StoreContract(
     TimerContract,
     AttemptContract,
     EffectContract,
+    WorkerContract,
 ):
     """What a thread and a store do, each a test."""
 
