@@ -22,9 +22,24 @@ if TYPE_CHECKING:
     from outlive.runs.lease import RunInfo
     from outlive.runs.questions import QuestionInfo
     from outlive.runs.step_record import StepInfo
+    from outlive.runs.worker_record import WorkerInfo
 
 _UNLIMITED = 1_000_000  # characters
 _QUIET_S = 60.0  # without a write, before a list says so
+
+
+class Workers:
+    """The living workers of a store, read when they are first needed."""
+
+    def __init__(self, store: OpenedStore) -> None:
+        self._store = store
+        self._infos: list[WorkerInfo] | None = None
+
+    def can_claim(self, run: RunInfo) -> bool:
+        """Tell whether one of them has a handler for a run."""
+        if self._infos is None:
+            self._infos = list(self._store.workers())
+        return any(worker.handles(run.agent, run.code_version) for worker in self._infos)
 
 
 @dataclass(slots=True)
@@ -34,15 +49,22 @@ class RunView:
     info: RunInfo
     clock: LeaseClock
     store: OpenedStore
+    workers: Workers
 
     @classmethod
     def of(cls, store: OpenedStore, info: RunInfo) -> RunView:
-        return cls(info, LeaseClock.of(store), store)
+        return cls(info, LeaseClock.of(store), store, Workers(store))
 
     def item(self) -> dict[str, Any]:
         left_s = self.clock.left_s(self.info) if self.info.status == "running" else None
         standing = self.clock.standing(self.info)
-        return run_item(self.info, standing=standing, lease_left_s=left_s, usage=self._usage())
+        return run_item(
+            self.info,
+            standing=standing,
+            lease_left_s=left_s,
+            usage=self._usage(),
+            has_worker=self.workers.can_claim(self.info) if standing in ("dead", "released") else None,
+        )
 
     def full_item(self) -> dict[str, Any]:
         info = self.info
@@ -94,7 +116,7 @@ def list_runs(
     store: OpenedStore, wanted: set[str], agent: str | None, thread: str | None, limit: int, after: str | None
 ) -> tuple[list[RunView], str | None]:
     """Return the runs in one of the wanted states by id, and the id after which there are more."""
-    clock = LeaseClock.of(store)
+    clock, workers = LeaseClock.of(store), Workers(store)
     views: list[RunView] = []
     for info in store.runs(agent=agent, thread=thread):
         if after is not None and escape(info.id) <= escape(after):
@@ -102,7 +124,7 @@ def list_runs(
         if wanted & {clock.standing(info), info.status}:
             if len(views) == limit:
                 return views, views[-1].info.id
-            views.append(RunView(info, clock, store))
+            views.append(RunView(info, clock, store, workers))
     return views, None
 
 
@@ -164,12 +186,21 @@ def _now(item: Mapping[str, Any]) -> str:
     if item["waits"] is not None:
         return _waiting(item["waits"])
     step = "" if item["step"] is None else f" in step {item['step']!r}"
+    died = f"died{step}" if item["standing"] == "dead" and step else ""
+    if item["has_worker"] is False:
+        return "; ".join(filter(None, (died, f"no living worker has a handler for {agent_name(item)}")))
     if item["standing"] == "dead":
-        return f"died{step}" if step else ""
+        return died
     quiet_s = item["quiet_s"]
     return (
         f"quiet for {format_duration(quiet_s)}{step}" if quiet_s is not None and quiet_s >= _QUIET_S else ""
     )
+
+
+def agent_name(item: Mapping[str, Any]) -> str:
+    """Return the agent of a run and, if it has one, the version of its code."""
+    name = "runs without an agent" if item["agent"] is None else repr(item["agent"])
+    return name if item["code_version"] is None else f"{name} in version {item['code_version']!r}"
 
 
 def _waiting(waits: Mapping[str, Any]) -> str:

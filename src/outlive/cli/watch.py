@@ -27,7 +27,7 @@ from outlive.cli.output.escape import escape_json, escape_terminal
 from outlive.cli.output.table import is_terminal
 
 _INTERVAL_S = 1.0
-_VOLATILE = frozenset({"lease_left_s", "quiet_s", "updated_at"})
+_VOLATILE = frozenset({"lease_expires_at", "lease_left_s", "quiet_s", "updated_at"})
 _HOME, _ERASE_LINE, _ERASE_BELOW, _ERASE_ALL = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[2J"
 _SIGNS = {"added": "+", "changed": "~", "removed": "-"}
 

@@ -7,7 +7,6 @@ at where no other process can commit (memory).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import weakref
@@ -82,6 +81,8 @@ class TaskAlarm:
     """The async mode: wakes a task of the running event loop."""
 
     def __init__(self) -> None:
+        import asyncio  # takes long, and a sync store does not need it
+
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
@@ -90,6 +91,8 @@ class TaskAlarm:
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_s: float) -> bool:
+        import asyncio
+
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()

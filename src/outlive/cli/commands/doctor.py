@@ -279,12 +279,14 @@ def _check_sizes(store: OpenedStore, url: str) -> Iterator[Finding]:
 
 def _check_runs(store: OpenedStore, url: str) -> Iterator[Finding]:
     clock, counts = LeaseClock.of(store), dict[str, int]()
-    for run in store.runs(status=["running", "released", "parked", "failed"]):
+    for run in store.runs(status=["running", "waiting", "released", "parked", "failed"]):
         standing = clock.standing(run)
         counts[standing] = counts.get(standing, 0) + 1
     message = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "no unfinished runs"
     if counts.get("dead") or counts.get("released"):
-        fix = "outlive recover --handlers MODULE:NAME resumes them; outlive cancel RUN cancels one"
+        fix = (
+            "outlive recover --handlers MODULE:NAME or a worker resumes them; outlive cancel RUN cancels one"
+        )
         yield Finding("runs", "warning", f"{message}: dead and released runs wait for recovery", fix)
     elif counts.get("parked"):
         fix = "outlive runs show RUN shows the error; outlive retry RUN resumes it, outlive cancel RUN cancels it"

@@ -1,4 +1,4 @@
-"""The items of --json: threads, checkpoints, writes, runs, steps, attempts and questions.
+"""The items of --json: threads, checkpoints, writes, runs, steps, attempts, questions and workers.
 
 All that the program tells of these as JSON is made here, from what the API returns and nothing else: no options, no
 terminal. Fields are added, never changed.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from outlive.runs.questions import QuestionInfo
     from outlive.runs.step_record import FailedTry, StepInfo
     from outlive.runs.waiting import Waiting
+    from outlive.runs.worker_record import WorkerInfo
     from outlive.values import CheckpointInfo, PendingWrite, ThreadInfo
 
 USAGE_FIELDS = ("input_tokens", "output_tokens", "reasoning_tokens", "cost_usd")
@@ -78,8 +79,14 @@ def thread_item(info: ThreadInfo, run: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def run_item(
-    run: RunInfo, *, standing: str, lease_left_s: float | None, usage: Mapping[str, Any]
+    run: RunInfo,
+    *,
+    standing: str,
+    lease_left_s: float | None,
+    usage: Mapping[str, Any],
+    has_worker: bool | None,
 ) -> dict[str, Any]:
+    """Return a run; `has_worker` tells whether a living worker would claim it, None if there is nothing to claim."""
     owner = run.owner
     return {
         "id": run.id,
@@ -101,6 +108,7 @@ def run_item(
         "quiet_s": None if run.quiet_s is None else round(run.quiet_s, 3),
         "waits": wait_item(run.waits) if run.waits is not None and run.status == "waiting" else None,
         "priority": run.priority,
+        "has_worker": has_worker,
         "code_version": run.code_version,
         "error": run.error,
         "started_at": _iso(run.started_at),
@@ -175,4 +183,20 @@ def question_item(question: QuestionInfo) -> dict[str, Any]:
         "value": to_json(question.value),
         "by": question.by,
         "answered_at": _iso(question.answered_at),
+    }
+
+
+def worker_item(worker: WorkerInfo) -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "agents": list(worker.agents),
+        "code_version": worker.code_version,
+        "policy": worker.policy,
+        "host": worker.host,
+        "pid": worker.pid,
+        "capacity": worker.capacity,
+        "busy": worker.busy,
+        "is_draining": worker.is_draining,
+        "started_at": _iso(worker.started_at),
+        "lease_expires_at": _iso(worker.lease_expires_at),
     }
