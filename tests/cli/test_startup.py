@@ -60,6 +60,11 @@ def test_help_imports_nothing_that_takes_time():
     assert not found & (HEAVY | {"apsw", "backports.zstd", "hashlib", "ormsgpack", "socket", "outlive.store"})
 
 
+@pytest.mark.parametrize("command", ["runs", "questions", "workers"])
+def test_lists_of_runs_import_nothing_that_takes_time(folder, command):
+    assert not imported(command, folder=folder) & HEAVY
+
+
 def test_a_listing_imports_only_what_it_needs(folder):
     found = imported("ls", folder=folder)
     assert "outlive.store" in found

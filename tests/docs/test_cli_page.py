@@ -30,6 +30,7 @@ VOLATILE = [
     (r"\b(\d+(\.\d)? (s|min|h) ago|just now)", "AGE"),
     (r"process \d+( on \S+)?", "PROCESS"),
     (r"in \d+ (min|h|d)\b", "IN"),
+    (r"\d+@\S+", "OWNER"),
     (r"\d+ (ms|s)( |$)", "TOOK "),
     (r"opened in \d+ ms", "OPENED"),
     (r"\d+(\.\w+)+(-\w+)? on Python [\d.]+, \w+", "VERSION"),
@@ -86,7 +87,7 @@ def test_the_examples_of_the_docs_are_real(program):
         re.search(r"^```python\n(def refund.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
     )
     with outlive.open(f"sqlite:///{program.folder}/refunds.db") as store:
-        store.run("order-7", run_id="refund-7", agent="refunds").start().release()
+        assert not list(store.runs())  # only creates the store
     renewed = EXAMPLE.sub(run, text)
     if RENEWS:
         PAGE.write_text(renewed, encoding="utf-8")

@@ -15,6 +15,7 @@ from outlive.cli.command import argument, command, flag, limit_option, option
 from outlive.cli.commands.runs import thread_option
 from outlive.cli.context import Call
 from outlive.cli.lookup import find_run, find_thread
+from outlive.cli.output.advice import message_with_advice
 from outlive.cli.output.escape import escape_terminal, quote_argument, unescape
 from outlive.cli.output.items import question_item
 from outlive.cli.output.units import parse_duration
@@ -214,7 +215,7 @@ def _answer(
             error.with_advice(f"it takes {takes}" if takes else None, error.summary)
             if not asks:
                 raise
-            print(f"outlive: {escape_terminal(error.summary)}; {error.advice}", file=sys.stderr)
+            print(f"outlive: {escape_terminal(message_with_advice(error))}", file=sys.stderr)
 
 
 def _check_terminal(name: str, schema: object) -> None:

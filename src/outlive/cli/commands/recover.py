@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import inspect
@@ -108,6 +107,8 @@ def recover(call: Call, handlers: str | None, dry_run: bool, **options: Any) -> 
         return
     if handlers is None:
         raise BadArgument("give --handlers MODULE:NAME, or --dry-run to list the runs")
+    import asyncio
+
     with divert_output(call):
         loaded = load_handlers(handlers)
         if any(map(inspect.iscoroutinefunction, loaded.values())):
@@ -227,6 +228,8 @@ def _release(call: Call, store: OpenedStore, text: str, thread: str | None) -> N
 
 def _resume(call: Call, text: str, thread: str | None, handlers_text: str) -> None:
     """Resume a run in this process."""
+    import asyncio
+
     with divert_output(call):
         handlers = load_handlers(handlers_text)
     with call.open(writes=True) as store:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import inspect
 import json
@@ -47,7 +46,7 @@ Item = dict[str, Any]
     "submit",
     argument("THREAD"),
     option("--agent", metavar="AGENT", help="The agent whose handler works on the run."),
-    option("--prompt", metavar="VALUE", help="What the run is about: JSON, or else text; - reads standard input."),
+    option("--prompt", metavar="PROMPT", help="What the run is about: JSON, or else text; - reads standard input."),
     option("--run-id", metavar="ID", help="The id of the run. Submitted again under it, nothing changes. Default: a new one."),
     option("--not-before", metavar="TIME", help="Wait until then: a time such as 2026-05-01T12:00, or a duration such as 2h."),
     option("--priority", type=click.IntRange(0, 999), default=0, show_default=True, help="Of the runs of an agent, the greatest is claimed first."),
@@ -150,10 +149,15 @@ def _worker_cells(item: Item) -> tuple[str, ...]:
         "draining" if item["is_draining"] else "working" if item["busy"] else "idle",
         ", ".join("none" if agent is None else agent for agent in item["agents"]),
         f"{item['busy']}/{item['capacity']}",
-        (item["code_version"] or "") + (" only" if item["policy"] == "hold" else ""),
+        _version(item),
         f"{item['pid']}@{item['host']}",
         format_age(parse_iso(item["started_at"])),
     )
+
+
+def _version(item: Item) -> str:
+    version: str = item["code_version"] or ""
+    return f"{version} only" if version and item["policy"] == "hold" else version
 
 
 # worker
@@ -187,6 +191,8 @@ def worker(
     options["interval_s"] = parse_duration("--interval", interval)
     options["grace_s"] = parse_duration("--grace", grace)
     log = _Log(call, sys.stdout)
+    import asyncio  # takes long, and the other commands do not need it
+
     with divert_output(call):
         loaded = load_handlers(handlers)
         log.begin(loaded, options["concurrency"])
