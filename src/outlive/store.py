@@ -13,6 +13,7 @@ from outlive.arguments import (
     check_count,
     check_durability,
     check_filter,
+    check_flag,
     check_handlers,
     check_id,
     check_limit,
@@ -33,7 +34,7 @@ from outlive.errors import (
     BadArgument,
     Corrupt,
     KeyMissing,
-    NotReplicatedStore,
+    NoSecondary,
     RunMissing,
     SeveralFailed,
     StoreClosed,
@@ -75,7 +76,7 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.retention.sweeper import Sweeper
     from outlive.runs.attempts import Attempt
     from outlive.runs.questions import QuestionInfo
-    from outlive.runs.recovery import Handler, Policy, Recovered
+    from outlive.runs.recovery import Handlers, Policy, Recovered
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
     from outlive.runs.step_record import StepInfo
@@ -139,8 +140,8 @@ class AsyncStore(AsyncContext):
     def thread(self, id: str, *, namespace: str = "", type: Any = None) -> AsyncThread[Any]:
         """Return a handle on a thread, which need not exist yet: `store.thread("trip", type=State)`.
 
-        `type` registers the classes that it annotates. Such a handle saves only states of that type, and type
-        checkers know what it loads.
+        `type` registers the type and the classes in its annotations. Such a handle saves only states of that type,
+        and type checkers know what it loads.
         """
         if type is not None:
             self._engine.codec.registry.add_annotated(type)
@@ -173,12 +174,16 @@ class AsyncStore(AsyncContext):
     def run(self, thread_id: str, **options: Unpack[RunOptions]) -> AsyncRun:
         """Return a run on a thread: `async with store.run("trip", agent="planner") as run`.
 
-        With the id of a released run, or of one whose process died, it continues that run. With the id of a
-        run that has ended, `run.is_finished` is true and `run.result` is its result.
+        Executed again after its process was killed, it continues the run: the same id, the next attempt. So it
+        does with a run of this thread, namespace, agent and prompt that was released, or that waits.
 
-        run_id:        the id of the run (default: a new one)
-        agent:         which handler of `store.recover` resumes it
-        prompt, attributes:  stored with the run; `store.runs` filters by attributes
+        run_id:        the id of the run (default: that of the unfinished run, or a new one). With the id of a run
+                       that has ended, `run.is_finished` is true and `run.result` is its result.
+        new:           do not continue an unfinished run: cancel it, and start another one
+        namespace:     the namespace of the thread that it works in; each can have a run of its own
+        agent:         which handler of a worker or `store.recover` resumes it
+        prompt:        any value, stored with the run: what its handler needs to start again
+        attributes:    stored with the run, for `store.runs(attributes=...)`
         parent:        the run that started this one
         code_version:  what `recover(policy="hold")` compares
         lease_s:       how long after the last sign of life the run counts as dead (default: 30)
@@ -186,7 +191,7 @@ class AsyncStore(AsyncContext):
                        take the run over. A write, a step and `run.alive()` are progress (default: no limit)
         throttle_s:    store at most one save in this time (default: every save)
         clock:         measures `throttle_s` (default: time.monotonic)
-        durability:    when its saves are stored (default: "sync"); see `run.save`
+        durability:    when its saves are stored: "sync" (default), "async" or "exit"; see `run.save`
         max_attempts:  `recover` parks the run after that many failed attempts (default: 5)
         backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
                        (default: None, a failure ends the run and a crash is recovered at once)
@@ -201,8 +206,18 @@ class AsyncStore(AsyncContext):
         info = self._new_info(thread_id, options, throttle_s, clock)
         if durability == "exit" and throttle_s > 0:
             raise BadArgument('durability="exit" stores nothing before the run ends: leave out throttle_s')
-        is_named = options.get("run_id") is not None
-        return self._run(info, throttle_s=throttle_s, clock=clock, durability=durability, is_named=is_named)
+        is_named, is_new = options.get("run_id") is not None, check_flag("new", options.get("new", False))
+        if is_named and is_new:
+            raise BadArgument("new=True starts a run with an id of its own: leave out run_id")
+        return self._run(
+            info,
+            throttle_s=throttle_s,
+            clock=clock,
+            durability=durability,
+            is_named=is_named,
+            continues=not is_named and not is_new,
+            supersedes=is_new,
+        )
 
     def _new_info(
         self, thread_id: str, options: SubmitOptions, throttle_s: float = 0, clock: Any = None
@@ -382,7 +397,12 @@ class AsyncStore(AsyncContext):
     def lock(
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
     ) -> AsyncLock:
-        """Return a lock on a thread: `async with store.lock("trip")`. While it is held, no run and no other lock has the thread."""
+        """Return a lock on a thread: `async with store.lock("trip")`. While it is held, no run and no other lock has the thread.
+
+        namespace:  lock only this namespace of the thread
+        timeout_s:  how long to wait for it (default: the timeout of the store), then ThreadBusy is raised
+        lease_s:    how long after the last sign of life the lock is free again; it is renewed while it is held
+        """
         check_run(lease_s, 0, 1)
         return AsyncLock(
             self._engine,
@@ -395,7 +415,7 @@ class AsyncStore(AsyncContext):
 
     def worker(
         self,
-        handlers: Mapping[str | None, Handler],
+        handlers: Handlers,
         *,
         concurrency: int = 8,
         interval_s: float = 5.0,
@@ -490,7 +510,7 @@ class AsyncStore(AsyncContext):
 
     async def recover(
         self,
-        handlers: Mapping[str | None, Handler],
+        handlers: Handlers,
         *,
         concurrency: int = 8,
         policy: Policy = "resume",
@@ -499,10 +519,11 @@ class AsyncStore(AsyncContext):
     ) -> Recovered:
         """Resume every dead run: `await store.recover({"planner": resume_planner})`.
 
-        handlers:        maps an agent, or "*" for all others, to a function that is called with its run
+        handlers:        maps an agent to a function that is called with its run; None is for runs without an agent,
+                         "*" for all others
         concurrency:     how many runs are resumed at a time; each belongs to exactly one process and one handler.
                          A sync store resumes each in a thread, or with 1 in the calling thread.
-        policy:          "hold" skips runs that another `code_version` has started
+        policy:          "resume" (default), or "hold": skip runs that another `code_version` has started
         after_failover:  resume although a pair of stores has failed over. Runs that still work with the primary
                          cannot be told from dead ones then, and all are skipped by default.
 
@@ -522,7 +543,10 @@ class AsyncStore(AsyncContext):
         return await self.thread(id).delete()
 
     async def verify(self, *, progress: Progress | None = None) -> Verified:
-        """Check every stored byte of every thread. Problems are reported, not raised."""
+        """Check every stored byte of every thread. Problems are reported, not raised.
+
+        `progress(done, total)` is called after each thread; `total` is None where it is not known before the end.
+        """
         await self.flush()
         try:
             problems = [Problem.of(error) for error in await self._engine.backend.audit(None)]
@@ -726,7 +750,7 @@ class AsyncStore(AsyncContext):
 
     def _replicated(self) -> Replicate:
         if self._pair is None:
-            raise NotReplicatedStore
+            raise NoSecondary
         return self._pair
 
     async def ping(self, *, timeout_s: float | None = None) -> dict[str, float]:

@@ -10,11 +10,12 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from outlive.errors import BadArgument, Corrupt, OutliveError
 
-SOURCES = frozenset(("input", "loop", "update", "fork", "interrupt", "failure", "final"))
+Source = Literal["input", "loop", "update", "fork", "interrupt", "failure", "final"]
+SOURCES = frozenset(get_args(Source))
 
 # Channels whose writes steer a run instead of adding to it: the last one wins, whatever its place.
 CONTROL = {"__error__": -1, "__scheduled__": -2, "__interrupt__": -3, "__resume__": -4}

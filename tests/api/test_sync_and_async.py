@@ -124,9 +124,9 @@ def test_the_docstrings_are_written_where_an_editor_finds_them(asynchronous, syn
 def test_no_method_of_the_sync_api_has_to_be_awaited(asynchronous, sync):
     assert [name for name, method in public(sync).items() if inspect.iscoroutinefunction(method)] == []
     plain = {name for name, method in public(asynchronous).items() if not inspect.iscoroutinefunction(method)}
-    handles = {"thread", "threads", "history", "run", "runs", "recoverable", "lock", "worker"}
+    handles = {"thread", "threads", "history", "run", "runs", "recoverable", "lock", "worker", "workers"}
     # A step is awaited too: its coroutine is returned. The others store nothing.
-    assert plain <= handles | {"step", "stop", "alive"}
+    assert plain <= handles | {"step", "stop", "drain", "alive"}
 
 
 def attributes(handle):
@@ -253,6 +253,8 @@ def test_every_public_coroutine_is_tried_for_that(cls):
     runs = {
         "run",
         "runs",
+        "submit",
+        "workers",
         "recoverable",
         "recover",
         "responses",
@@ -380,3 +382,20 @@ def test_a_checkpoint_belongs_to_a_run_that_is_given_as_such_or_by_its_id():
         assert thread.delete_checkpoints(run=run).checkpoints == 1
         with pytest.raises(outlive.errors.BadArgument, match="run must be a str"):
             thread.save(3, run=saved)
+
+
+def test_runs_locks_and_workers_show_what_they_are():
+    with outlive.open("memory:") as store:
+        run = store.run("t", run_id="r")
+        assert repr(run) == "<Run 'r' of 't' not started>"
+        with run:
+            assert repr(run) == "<Run 'r' of 't' running attempt 1>"
+        assert repr(run) == "<Run 'r' of 't' completed attempt 1>"
+        lock = store.lock("t", namespace="sub")
+        assert repr(lock) == "<Lock on 't' namespace 'sub' not held>"
+        with lock:
+            assert repr(lock) == f"<Lock on 't' namespace 'sub' held, fence {lock.fence}>"
+        worker = store.worker({"*": print}, interval_s=2)
+        assert repr(worker) == f"<Worker {worker.id} 0 of 8 hands busy>"
+        worker.stop()
+        assert repr(worker) == f"<Worker {worker.id} ending>"

@@ -441,7 +441,7 @@ def test_a_wrong_password_is_said_at_once_and_not_shown():
 def test_without_psycopg_the_extra_is_named():
     code = "import sys; sys.modules['psycopg'] = None\nimport outlive\noutlive.open('postgresql://x/y')"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ})
-    assert "outlive.errors.MissingExtra" in ran.stderr
+    assert "outlive.errors.ExtraMissing" in ran.stderr
     assert "pip install 'outlive[postgres]'" in ran.stderr
 
 

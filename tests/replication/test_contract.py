@@ -74,7 +74,12 @@ def opener(**options):
     async def threaded():
         return pair(*map(AsyncLocal, stores), AsyncRuntime(), **options)
 
-    return Opener(lambda: pair(*map(SyncLocal, stores), SyncRuntime(), **options), threaded, survives=False)
+    return Opener(
+        lambda: pair(*map(SyncLocal, stores), SyncRuntime(), **options),
+        threaded,
+        survives=False,
+        is_remote=False,
+    )
 
 
 class _InShort(SavingContract, PendingContract, PruningContract, RaceContract, RunContract):

@@ -43,6 +43,7 @@ RUNNING, WAITING, RELEASED, COMPLETED, FAILED, CANCELLED, PARKED = (
     "running", "waiting", "released", "completed", "failed", "cancelled", "parked",
 )  # fmt: skip
 UNFINISHED = (RUNNING, WAITING, RELEASED)
+FREE, LEFT = "free", "left"  # of a place: nothing is unfinished there; its last run is
 STATUSES = (*UNFINISHED, COMPLETED, FAILED, CANCELLED, PARKED)
 
 

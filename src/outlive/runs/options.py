@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -27,6 +27,7 @@ class SubmitOptions(TypedDict, total=False):
 class RunOptions(SubmitOptions, total=False):
     """The options of `store.run`: those of the record, and how this process works on it."""
 
+    new: bool
     throttle_s: float
     clock: Callable[[], float] | None
-    durability: str
+    durability: Literal["sync", "async", "exit"]

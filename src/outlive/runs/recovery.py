@@ -47,6 +47,7 @@ from outlive.threads.engine import Engine
 from outlive.values import matches, moment
 
 Handler = Callable[[AsyncRun], Any]
+Handlers = Mapping[str, Handler] | Mapping[str | None, Handler]  # by agent
 Policy = Literal["resume", "hold"]
 Outcome = Literal["worked", "given_back", "busy", "skipped"]
 _PAGE = 200

@@ -51,6 +51,8 @@ from outlive.runs.lease import (
     CANCELLED,
     COMPLETED,
     FAILED,
+    FREE,
+    LEFT,
     LOCK,
     PARKED,
     RELEASED,
@@ -99,7 +101,22 @@ class Live(Protocol):
 
 
 class AsyncRun(AsyncContext):
-    """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
+    """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`.
+
+    How the block is left decides how the run ends:
+
+        async with store.run("trip", agent="planner") as run:
+            plan = await run.step("plan", make_plan)
+            await run.save({"plan": plan})
+            await run.complete(plan)
+
+    normally              completed, with the result None unless `complete` gave one
+    by an Exception       failed; what it saved is kept, and `store.retry` continues from it
+    by anything else      released (a cancelled task, Ctrl-C, sys.exit): another process recovers it,
+                          because that is how deployments end processes
+
+    A process that dies leaves it running, and it is recovered when its lease has expired.
+    """
 
     def __init__(
         self, engine: Engine, place: AsyncThread, heart: Live, info: RunInfo, options: StartOptions
@@ -126,7 +143,8 @@ class AsyncRun(AsyncContext):
         self._ticker: Ticker | None = None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id!r} of {self.info.thread!r} {self.status} attempt {self.info.attempt}>"
+        status = f"{self.status} attempt {self.info.attempt}" if self._is_started else "not started"
+        return f"<{type(self).__name__} {self.id!r} of {self.info.thread!r} {status}>"
 
     @property
     def id(self) -> str:
@@ -630,7 +648,8 @@ class AsyncRun(AsyncContext):
             now = self._engine.runtime.now()
             entries = [*self._ticketed(ended, self.info, now), *waits]
         if self._has_place:  # freed, not deleted: another run may hold the thread by now
-            entries.append(replace(self._lock(None), status="free", lease_s=None))
+            place = LEFT if status in (RELEASED, WAITING) else FREE
+            entries.append(replace(self._lock(None), status=place, lease_s=None))
         commit = Commit(self._key, entries=tuple(entries), timeout_s=timeout_s)
         self._stop()  # a renewal that came after the end would be refused
         try:
@@ -745,7 +764,9 @@ class AsyncRun(AsyncContext):
             raise RunSuspended(self.id, () if self.info.waits is None else self.info.waits.names)
         if self.info.status == RUNNING and not self._has_begun:
             raise RunNotStarted(self.id)
-        raise RunEnded(self.id, "left without an end" if self.info.status == RUNNING else self.status)
+        raise RunEnded(
+            self.id, "not running in this process any more" if self.info.status == RUNNING else self.status
+        )
 
     def _token(self) -> tuple[str, str, int, int]:
         return (RUN, self.id, self._epoch, self._fence)

@@ -104,6 +104,10 @@ class AsyncWorker:
         self._is_ending = self._is_over = False
         self._give_back_at: float | None = None  # set by drain()
 
+    def __repr__(self) -> str:
+        state = "ending" if self._is_ending else f"{self.busy} of {self._options.concurrency} hands busy"
+        return f"<{type(self).__name__} {self.id} {state}>"
+
     @property
     def id(self) -> str:
         """The id of this worker, as `store.workers()` shows it."""

@@ -43,7 +43,22 @@ def _blocking(name: str, function: Callable[P, T]) -> Callable[P, T]:
 
 
 class Run(SyncContext):
-    """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
+    """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`.
+
+    How the block is left decides how the run ends:
+
+        with store.run("trip", agent="planner") as run:
+            plan = run.step("plan", make_plan)
+            run.save({"plan": plan})
+            run.complete(plan)
+
+    normally              completed, with the result None unless `complete` gave one
+    by an Exception       failed; what it saved is kept, and `store.retry` continues from it
+    by anything else      released (a cancelled task, Ctrl-C, sys.exit): another process recovers it,
+                          because that is how deployments end processes
+
+    A process that dies leaves it running, and it is recovered when its lease has expired.
+    """
 
     def __init__(self, run: AsyncRun) -> None:
         self._run = run
@@ -298,6 +313,9 @@ class Lock(SyncContext):
 
     def __init__(self, lock: AsyncLock) -> None:
         self._lock = lock
+
+    def __repr__(self) -> str:
+        return repr(self._lock).replace("<AsyncLock", "<Lock", 1)
 
     @property
     def is_held(self) -> bool:

@@ -33,8 +33,12 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.runs.worker_record import WorkerInfo
 
 
+Handler = Callable[[Run], Any]
+Handlers = Mapping[str, Handler] | Mapping[str | None, Handler]  # by agent
+
+
 class Store(SyncContext):
-    """The threads of one tenant. Made by `outlive.open(url)`; safe for any number of threads."""
+    """The threads of one tenant. Made by `outlive.open(url)`; safe to share between OS threads."""
 
     def __init__(self, store: AsyncStore) -> None:
         self._store = store
@@ -57,8 +61,8 @@ class Store(SyncContext):
     def thread(self, id: str, *, namespace: str = "", type: Any = None) -> Thread[Any]:
         """Return a handle on a thread, which need not exist yet: `store.thread("trip", type=State)`.
 
-        `type` registers the classes that it annotates. Such a handle saves only states of that type, and type
-        checkers know what it loads.
+        `type` registers the type and the classes in its annotations. Such a handle saves only states of that type,
+        and type checkers know what it loads.
         """
         return Thread(self._store.thread(id, namespace=namespace, type=type))
 
@@ -80,12 +84,16 @@ class Store(SyncContext):
     def run(self, thread_id: str, **options: Unpack[RunOptions]) -> Run:
         """Return a run on a thread: `with store.run("trip", agent="planner") as run`.
 
-        With the id of a released run, or of one whose process died, it continues that run. With the id of a
-        run that has ended, `run.is_finished` is true and `run.result` is its result.
+        Executed again after its process was killed, it continues the run: the same id, the next attempt. So it
+        does with a run of this thread, namespace, agent and prompt that was released, or that waits.
 
-        run_id:        the id of the run (default: a new one)
-        agent:         which handler of `store.recover` resumes it
-        prompt, attributes:  stored with the run; `store.runs` filters by attributes
+        run_id:        the id of the run (default: that of the unfinished run, or a new one). With the id of a run
+                       that has ended, `run.is_finished` is true and `run.result` is its result.
+        new:           do not continue an unfinished run: cancel it, and start another one
+        namespace:     the namespace of the thread that it works in; each can have a run of its own
+        agent:         which handler of a worker or `store.recover` resumes it
+        prompt:        any value, stored with the run: what its handler needs to start again
+        attributes:    stored with the run, for `store.runs(attributes=...)`
         parent:        the run that started this one
         code_version:  what `recover(policy="hold")` compares
         lease_s:       how long after the last sign of life the run counts as dead (default: 30)
@@ -93,7 +101,7 @@ class Store(SyncContext):
                        take the run over. A write, a step and `run.alive()` are progress (default: no limit)
         throttle_s:    store at most one save in this time (default: every save)
         clock:         measures `throttle_s` (default: time.monotonic)
-        durability:    when its saves are stored (default: "sync"); see `run.save`
+        durability:    when its saves are stored: "sync" (default), "async" or "exit"; see `run.save`
         max_attempts:  `recover` parks the run after that many failed attempts (default: 5)
         backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
                        (default: None, a failure ends the run and a crash is recovered at once)
@@ -227,12 +235,17 @@ class Store(SyncContext):
     def lock(
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
     ) -> Lock:
-        """Return a lock on a thread: `with store.lock("trip")`. While it is held, no run and no other lock has the thread."""
+        """Return a lock on a thread: `with store.lock("trip")`. While it is held, no run and no other lock has the thread.
+
+        namespace:  lock only this namespace of the thread
+        timeout_s:  how long to wait for it (default: the timeout of the store), then ThreadBusy is raised
+        lease_s:    how long after the last sign of life the lock is free again; it is renewed while it is held
+        """
         return Lock(self._store.lock(thread_id, namespace=namespace, timeout_s=timeout_s, lease_s=lease_s))
 
     def worker(
         self,
-        handlers: Mapping[str | None, Callable[[Run], Any]],
+        handlers: Handlers,
         *,
         concurrency: int = 8,
         interval_s: float = 5.0,
@@ -246,7 +259,8 @@ class Store(SyncContext):
     ) -> Worker:
         """Return a worker, which claims submitted, woken and dead runs: `store.worker(handlers).run()`.
 
-        handlers:      maps an agent, or "*" for all others, to a function that is called with its run, in a thread
+        handlers:      maps an agent, or "*" for all others, to a function that is called with its run. Plain
+                       functions are called in threads.
         concurrency:   how many runs it works on at a time
         interval_s:    how often it looks for dead runs; submitted and woken runs are noticed at once
         limits:        how many runs of an agent all workers of this store together work on: `{"planner": 2}`
@@ -278,7 +292,7 @@ class Store(SyncContext):
 
     def recover(
         self,
-        handlers: Mapping[str | None, Callable[[Run], Any]],
+        handlers: Handlers,
         *,
         concurrency: int = 8,
         policy: Policy = "resume",
@@ -287,10 +301,11 @@ class Store(SyncContext):
     ) -> Recovered:
         """Resume every dead run: `store.recover({"planner": resume_planner})`.
 
-        handlers:        maps an agent, or "*" for all others, to a function that is called with its run
+        handlers:        maps an agent to a function that is called with its run; None is for runs without an agent,
+                         "*" for all others
         concurrency:     how many runs are resumed at a time; each belongs to exactly one process and one handler.
                          A sync store resumes each in a thread, or with 1 in the calling thread.
-        policy:          "hold" skips runs that another `code_version` has started
+        policy:          "resume" (default), or "hold": skip runs that another `code_version` has started
         after_failover:  resume although a pair of stores has failed over. Runs that still work with the primary
                          cannot be told from dead ones then, and all are skipped by default.
 
@@ -313,7 +328,10 @@ class Store(SyncContext):
         return run_now(self._store.delete(id))
 
     def verify(self, *, progress: Progress | None = None) -> Verified:
-        """Check every stored byte of every thread. Problems are reported, not raised."""
+        """Check every stored byte of every thread. Problems are reported, not raised.
+
+        `progress(done, total)` is called after each thread; `total` is None where it is not known before the end.
+        """
         return run_now(self._store.verify(progress=progress))
 
     def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:

@@ -16,6 +16,9 @@ class Worker:
     def __init__(self, worker: AsyncWorker) -> None:
         self._worker = worker
 
+    def __repr__(self) -> str:
+        return repr(self._worker).replace("<AsyncWorker", "<Worker", 1)
+
     @property
     def id(self) -> str:
         """The id of this worker, as `store.workers()` shows it."""

@@ -80,9 +80,9 @@ from outlive.errors import (
     EpochPassed,
     HeadMoved,
     LeaseLost,
-    MissingSchema,
     NewerFormat,
     OutliveError,
+    SchemaMissing,
     StaleBase,
     StoreError,
 )
@@ -146,7 +146,7 @@ class PostgresBackend:
     async def identity(self, offered: bytes) -> bytes:
         try:
             answer = await self._ask(self._sql.identity)
-        except MissingSchema:
+        except SchemaMissing:
             answer = []
         if not (answer or offered):
             return offered

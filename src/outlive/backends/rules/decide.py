@@ -1,4 +1,4 @@
-"""What a commit does, decided once for all local backends.
+"""What a commit does, decided once for all backends: the servers repeat only the plain saves.
 
 `decide` reads a thread through a `View` and either refuses the commit or returns its `Effect`: the
 exact rows to put and to remove. A backend then applies the effect in its own way, removals first.

@@ -2,6 +2,7 @@
 
 from outlive.testing.store.arguments import ArgumentContract
 from outlive.testing.store.attempts import AttemptContract
+from outlive.testing.store.continuing import ContinuingContract
 from outlive.testing.store.copies import CopyContract
 from outlive.testing.store.damage import DamageContract
 from outlive.testing.store.delayed import DelayedContract
@@ -45,6 +46,7 @@ class StoreContract(
     AttemptContract,
     EffectContract,
     WorkerContract,
+    ContinuingContract,
 ):
     """What a thread and a store do, each a test."""
 
