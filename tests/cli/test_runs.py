@@ -88,7 +88,7 @@ def test_runs_are_listed_with_owner_lease_attempts_tokens_and_cost(cli, store):
     rows = {row.split()[0]: row for row in shown.out.splitlines()}
     assert list(rows) == ["RUN", "r-cut", "r-failed", "r-live"]
     assert rows["RUN"].split() == [
-        "RUN", "STATUS", "THREAD", "AGENT", "OWNER", "LEASE", "ATTEMPT", "AT", "TOKENS", "COST", "STARTED", "ERROR",
+        "RUN", "STATUS", "THREAD", "AGENT", "OWNER", "LEASE", "ATTEMPT", "AT", "NOW", "TOKENS", "COST", "STARTED", "ERROR",
     ]  # fmt: skip
     for part in (
         "live",

@@ -228,7 +228,7 @@ def test_wrong_options_of_a_worker_are_explained(program, arguments, fix):
     assert fix in refused.err
 
 
-def test_limits_are_passed_to_the_worker(cli, store):
+def test_limits_are_passed_to_the_worker_and_what_waits_for_it_is_no_problem(cli, store):
     with working(cli, "--limit", "slow=1", "--limit-tenant", "5") as process:
         for number in range(3):
             cli("submit", f"t-{number}", "--agent", "slow", "--run-id", f"r-{number}")
@@ -238,5 +238,13 @@ def test_limits_are_passed_to_the_worker(cli, store):
         assert len(running) <= 1
         eventually(lambda: store.steps("r-0"))
         assert [status(store, f"r-{number}") for number in range(3)] == ["running", "released", "released"]
+        finding = check_of_runs(cli)
+        assert (finding["level"], finding["message"]) == ("ok", "1 live, 2 released")
         process.send_signal(signal.SIGINT)
         process.wait(PATIENCE_S)
+    assert check_of_runs(cli)["level"] == "warning"  # nobody claims them now
+
+
+def check_of_runs(cli):
+    (finding,) = [item for item in cli("doctor", "--json").items if item["check"] == "runs"]
+    return finding
