@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from outlive.backend import escape
 from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.output.ids import shorten_ids
-from outlive.cli.output.items import USAGE_FIELDS, attempt_item, question_item, run_item, step_item
+from outlive.cli.output.items import USAGE_FIELDS, question_item, run_details, run_item
 from outlive.cli.output.opaque import unwrap
 from outlive.cli.output.table import Column, print_fields, print_table, standing_style
 from outlive.cli.output.units import format_age, format_duration, format_elapsed, format_time, parse_iso
-from outlive.cli.output.values import lines, one_line, to_json
+from outlive.cli.output.values import lines, one_line
 from outlive.cli.question_view import show_questions
 
 if TYPE_CHECKING:
@@ -67,21 +67,8 @@ class RunView:
         )
 
     def full_item(self) -> dict[str, Any]:
-        info = self.info
-        return {
-            **self.item(),
-            "prompt": to_json(info.prompt),
-            "result": to_json(info.result),
-            "attributes": to_json(dict(info.attributes)),
-            "exclusive": info.exclusive,
-            "lease_s": info.lease_s,
-            "progress_s": info.progress_s,
-            "backoff_s": info.backoff_s,
-            "attempts": [attempt_item(attempt) for attempt in info.attempts],
-            "steps": [step_item(step) for step in self.steps()],
-            "questions": [question_item(question) for question in self.questions()],
-            "responses": [to_json(response) for response in self.responses()],
-        }
+        steps, questions, responses = self.steps(), self.questions(), self.responses()
+        return {**self.item(), **run_details(self.info, steps, questions, responses)}
 
     def _usage(self) -> dict[str, Any]:
         """Return tokens and cost as the run reports them, else the sum over its models."""
@@ -118,7 +105,8 @@ def list_runs(
     """Return the runs in one of the wanted states by id, and the id after which there are more."""
     clock, workers = LeaseClock.of(store), Workers(store)
     views: list[RunView] = []
-    for info in store.runs(agent=agent, thread=thread):
+    stored = {"running" if status in ("live", "dead") else status for status in wanted}
+    for info in store.runs(status=sorted(stored), agent=agent, thread=thread):
         if after is not None and escape(info.id) <= escape(after):
             continue
         if wanted & {clock.standing(info), info.status}:

@@ -7,7 +7,7 @@ terminal. Fields are added, never changed.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from outlive.cli.output.values import to_json
@@ -116,6 +116,25 @@ def run_item(
         "ended_at": _iso(run.ended_at),
         "usage": to_json(dict(run.usage)),
         **{name: usage.get(name) for name in USAGE_FIELDS},
+    }
+
+
+def run_details(
+    run: RunInfo, steps: Iterable[StepInfo], questions: Iterable[QuestionInfo], responses: Iterable[Any]
+) -> dict[str, Any]:
+    """Return what the item of a run has in addition when it is shown alone."""
+    return {
+        "prompt": to_json(run.prompt),
+        "result": to_json(run.result),
+        "attributes": to_json(dict(run.attributes)),
+        "exclusive": run.exclusive,
+        "lease_s": run.lease_s,
+        "progress_s": run.progress_s,
+        "backoff_s": run.backoff_s,
+        "attempts": [attempt_item(attempt) for attempt in run.attempts],
+        "steps": [step_item(step) for step in steps],
+        "questions": [question_item(question) for question in questions],
+        "responses": [to_json(response) for response in responses],
     }
 
 
