@@ -109,7 +109,7 @@ def show_fork(thread: outlive.Thread, at: outlive.CheckpointInfo) -> None:
 
 
 def show_cost(store: outlive.Store, file: Path) -> None:
-    sizes = store.size()
+    sizes = store.thread(THREAD).size()
     store.close()  # SQLite moves its log into the file
     say(f"\nwhat {sizes.checkpoints} checkpoints cost")
     say(f"  whole states, uncompressed  {sizes.state_bytes:>9,} bytes")

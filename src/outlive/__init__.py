@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from outlive.retention.policy import Retain as Retain
     from outlive.retention.policy import Swept as Swept
     from outlive.runs.attempts import Attempt as Attempt
+    from outlive.runs.budget import Budget as Budget
     from outlive.runs.effect_keys import EffectKey as EffectKey
     from outlive.runs.lease import RunInfo as RunInfo
     from outlive.runs.lock import AsyncLock as AsyncLock
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from outlive.runs.waiting import Waiting as Waiting
     from outlive.runs.waits import Question as Question
     from outlive.runs.worker import AsyncWorker as AsyncWorker
+    from outlive.runs.worker_record import WorkerInfo as WorkerInfo
     from outlive.single_file import CheckpointFile as CheckpointFile
     from outlive.single_file import checkpoint_file as checkpoint_file
     from outlive.store import AsyncStore as AsyncStore
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from outlive.values import Problem as Problem
     from outlive.values import Pruned as Pruned
     from outlive.values import Sizes as Sizes
+    from outlive.values import StoreSize as StoreSize
     from outlive.values import ThreadInfo as ThreadInfo
     from outlive.values import Verified as Verified
 
@@ -90,6 +93,7 @@ _MODULES = {
     "layers.replication.options": "Replication ReplicationStatus RoleChange",
     "retention.policy": "Retain Swept DeletionCount",
     "runs.attempts": "Attempt",
+    "runs.budget": "Budget",
     "runs.effect_keys": "EffectKey",
     "runs.lease": "RunInfo",
     "runs.lock": "AsyncLock",
@@ -102,6 +106,7 @@ _MODULES = {
     "runs.waiting": "Waiting",
     "runs.waits": "Question",
     "runs.worker": "AsyncWorker",
+    "runs.worker_record": "WorkerInfo",
     "single_file": "CheckpointFile checkpoint_file",
     "store": "AsyncStore",
     "sync.responses": "Responses",
@@ -110,7 +115,7 @@ _MODULES = {
     "sync.thread": "Thread",
     "sync.worker": "Worker",
     "threads.thread": "AsyncThread",
-    "values": "NEW Change Checkpoint CheckpointInfo Interrupt PendingWrite Problem Pruned Sizes ThreadInfo Verified",
+    "values": "NEW Change Checkpoint CheckpointInfo Interrupt PendingWrite Problem Pruned Sizes StoreSize ThreadInfo Verified",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 _SUBMODULES = ("adapters", "authoring", "backend", "errors", "otel", "testing")
@@ -124,6 +129,7 @@ __all__ = [
     "AsyncThread",
     "AsyncWorker",
     "Attempt",
+    "Budget",
     "CallerError",
     "Change",
     "Checkpoint",
@@ -171,6 +177,7 @@ __all__ = [
     "StepInfo",
     "Store",
     "StoreError",
+    "StoreSize",
     "Swept",
     "Thread",
     "ThreadBusy",
@@ -179,6 +186,7 @@ __all__ = [
     "Verified",
     "Waiting",
     "Worker",
+    "WorkerInfo",
     "WriteProposal",
     "checkpoint_file",
     "open",

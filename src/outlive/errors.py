@@ -778,7 +778,7 @@ def well_formed(what: str, thread: str | None) -> Iterator[None]:
     """Raise Corrupt if a stored value does not have the fields that outlive writes."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise Corrupt(f"{what} lacks fields, or has them with wrong types", thread=thread) from error
 
 

@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType, UnionType
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from outlive.arguments import (
     check_attributes,
@@ -19,6 +19,7 @@ from outlive.arguments import (
     check_limit,
     check_namespace,
     check_options,
+    check_order,
     check_priority,
     check_run,
     check_run_durability,
@@ -26,6 +27,7 @@ from outlive.arguments import (
     check_text,
     check_timeout,
     optional_id,
+    thread_cursor,
 )
 from outlive.backend import EntryRecord, ThreadKey, ThreadQuery
 from outlive.backend.entries import COPIED
@@ -42,6 +44,7 @@ from outlive.errors import (
     raise_all,
     well_formed,
 )
+from outlive.runs.budget import Budget, check_budget
 from outlive.runs.lease import (
     CANCELLED,
     PARKED,
@@ -66,7 +69,7 @@ from outlive.threads.listing import Threads
 from outlive.threads.thread import AsyncThread, S
 from outlive.threads.verify import verify_thread, verify_unlisted
 from outlive.threads.write_behind import Delayed
-from outlive.values import Problem, Sizes, ThreadInfo, Verified, micros
+from outlive.values import Problem, StoreSize, ThreadInfo, Verified, micros
 
 if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.encryption.rotation import Rotated
@@ -154,19 +157,26 @@ class AsyncStore(AsyncContext):
         filter: Mapping[str, Any] | None = None,
         limit: int | None = None,
         after: str | None = None,
+        order: Literal["id", "updated"] = "id",
     ) -> AsyncIterator[ThreadInfo]:
         """Iterate over threads by id: `async for info in store.threads()`.
 
-        `after` is the id to continue after, whether that thread still exists or not. `filter` has keys that the
-        threads' own metadata must have with equal values; `limit` is counted after the filter.
+        order="updated" begins with the thread that changed last. A thread that changes meanwhile is not listed
+        again. `after` is where to continue: an id, whether that thread still exists or not; with order="updated"
+        the `cursor` of a ThreadInfo. `filter` has keys that the threads' own metadata must have with equal values;
+        `limit` is counted after the filter. A prefix is for threads by id.
         """
+        newest = check_order(order, prefix) == "updated"
+        place = None if after is None else check_text("after", after)
         return Threads(
             self._engine,
             self._settings.tenant,
             prefix=check_text("prefix", prefix),
             filter=check_filter(filter),
             limit=check_limit(limit),
-            after=None if after is None else check_text("after", after),
+            after=None if newest else place,
+            newest=newest,
+            before=thread_cursor(place) if newest and place is not None else None,
         )
 
     # Runs
@@ -196,6 +206,8 @@ class AsyncStore(AsyncContext):
         backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
                        (default: None, a failure ends the run and a crash is recovered at once)
         priority:      0 to 999; of released runs of an agent, workers claim those with the greatest first
+        budget:        what the run may use, an `outlive.Budget`; when that is spent, the run is parked (default: the
+                       budget that it had, or none)
         exclusive:     hold the thread, so that no other run has it at the same time (default: True)
 
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
@@ -217,6 +229,7 @@ class AsyncStore(AsyncContext):
             is_named=is_named,
             continues=not is_named and not is_new,
             supersedes=is_new,
+            budget=check_budget(options.get("budget")),
         )
 
     def _new_info(
@@ -241,6 +254,7 @@ class AsyncStore(AsyncContext):
             exclusive=options.get("exclusive", True),
             lease_s=float(lease_s),
             progress_s=None if progress_s is None else check_timeout(progress_s, "progress_s"),
+            budget=check_budget(options.get("budget")),
         )
 
     async def submit(
@@ -278,12 +292,18 @@ class AsyncStore(AsyncContext):
         return None if stored is None else unpack_or_tell(self._engine.codec, *stored)
 
     async def retry(
-        self, run_id: str, *, thread: str | None = None, not_before: dt.datetime | None = None
+        self,
+        run_id: str,
+        *,
+        thread: str | None = None,
+        not_before: dt.datetime | None = None,
+        budget: Budget | None = None,
     ) -> AsyncRun:
         """Return a run that failed or was cancelled, parked or released, to continue it: `async with await store.retry(id) as run`.
 
         With `not_before`, a datetime with a time zone, it is left to `recover` and workers at that time: its status is
         "waiting" until then. Raises RunBusy for a run that is running and RunEnded for one that is completed.
+        `budget` replaces the budget of the run.
         """
         key, entry = await self._the_run(run_id, thread)
         info = unpack_run(self._engine.codec, key, entry)
@@ -291,7 +311,7 @@ class AsyncStore(AsyncContext):
             from outlive.runs.end import retry_at
 
             await retry_at(self._engine, key, info, micros(not_before))
-        return self._run(info, retries=True)
+        return self._run(info, retries=True, budget=check_budget(budget))
 
     # Questions
 
@@ -638,17 +658,11 @@ class AsyncStore(AsyncContext):
         sides = (backend.inner,) if self._pair is None else self._pair.stores.both
         return await rotate(sides, backend.ring, self._settings.tenant, progress)
 
-    async def size(self) -> Sizes:
-        """Return how much the store holds for this tenant."""
+    async def size(self) -> StoreSize:
+        """Return how much the store holds for this tenant, from the rows of its threads alone."""
         await self.flush()
-        threads = checkpoints = stored = states = 0
-        async for info in self.threads():
-            sizes = await self.thread(info.id).size()
-            threads += 1
-            checkpoints += sizes.checkpoints
-            stored += sizes.stored_bytes
-            states += sizes.state_bytes
-        return Sizes(threads, checkpoints, stored, states)
+        totals = await self._engine.backend.totals(self._settings.tenant)
+        return StoreSize(totals.threads, totals.checkpoints, totals.stored)
 
     async def copy_to(
         self,
@@ -823,10 +837,8 @@ class AsyncStore(AsyncContext):
         key, entry = await self._the_run(run_id, thread)
         with well_formed(f"run {run_id!r}", key.id):
             seed = seed_of(self._engine.codec.unpack(entry.body or b"", opaque=True))
-        steps = [
-            *await read_steps(self._engine, key, run_id, seed),
-            *await read_wait_steps(self._engine, key, run_id),
-        ]
+        steps = await read_steps(self._engine, key, run_id, seed)
+        steps += await read_wait_steps(self._engine, key, run_id)
         return [step for _, step in sorted(steps, key=lambda numbered: numbered[0])]
 
     async def attempts(self, run_id: str, *, thread: str | None = None) -> list[Attempt]:

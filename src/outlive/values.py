@@ -154,6 +154,20 @@ class ThreadInfo:
     forked_from: tuple[str, str] | None = None  # (thread, checkpoint)
     head: CheckpointInfo | None = None
 
+    @property
+    def cursor(self) -> str:
+        """Return the place after which `store.threads(order="updated", after=...)` continues."""
+        return f"{micros(self.updated_at)} {self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSize:
+    """All threads of a store, added up."""
+
+    threads: int
+    checkpoints: int
+    stored_bytes: int
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -224,7 +238,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a thread or a store holds.
+    """What a thread holds.
 
     `state_bytes` is what whole states would have taken, uncompressed.
     """
@@ -233,6 +247,12 @@ class Sizes:
     checkpoints: int
     stored_bytes: int
     state_bytes: int
+
+
+def parse_thread_cursor(text: str) -> tuple[int, str] | None:
+    """Return (updated_at, id) of the cursor of a thread; None when the text is none."""
+    at, space, id = text.partition(" ")
+    return (int(at), id) if space and at.isascii() and at.isdigit() and len(at) <= 16 else None
 
 
 def format_cursor(epoch: int, seq: int, id: str) -> str:

@@ -578,7 +578,7 @@ def test_a_thread_has_six_keys_at_most_and_all_in_one_slot(valkey_server):
         digest = ThreadKey.of("", "t").digest.hex().encode()
         own = [key for key in keys if digest in key]
         assert len(own) == 6
-        assert len(keys) == 6 + 4  # two indexes and the roster of the bucket, and the identity
+        assert len(keys) == 6 + 5  # three indexes and the roster of the bucket, and the identity
         assert len({key[key.index(b"{") : key.index(b"}")] for key in keys if b"{" in key}) == 1
 
 

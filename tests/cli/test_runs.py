@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 
 import pytest
 
@@ -393,3 +394,34 @@ def test_of_several_runs_of_one_id_none_is_taken_in_silence(cli, store):
     assert cli("cancel", "r", "--thread", "b", "--yes").code == 0
     assert {run.thread: run.status for run in store.runs()} == {"a": "released", "b": "cancelled"}
     assert [item["thread"] for item in cli("runs", "show", "r", "--thread", "a", "--json").items] == ["a"]
+
+
+def test_a_quiet_run_is_shown_with_the_step_that_it_is_in(cli, store):
+    run = begin(store, "r-1", lease_s=3600)
+
+    def hang():
+        run._run._progress.moved_at -= 730
+        run_now(store._store._heart.beat())
+        shown = cli("runs").out
+        assert "quiet for 12 min in step 'book'" in shown
+        (item,) = cli("runs", "--json").items
+        assert (item["step"], 730 <= item["quiet_s"] < 800) == ("book", True)
+
+    assert "quiet" not in cli("runs").out
+    run.step("book", hang)
+    run.complete()
+    (item,) = cli("runs", "show", "r-1", "--json").items
+    assert [(attempt["number"], attempt["outcome"]) for attempt in item["attempts"]] == [(1, "completed")]
+    assert [(step["name"], step["attempt"], step["tries"]) for step in item["steps"]] == [("book", 1, 1)]
+
+
+def test_a_run_is_shown_with_what_it_has_used_of_its_budget(cli, store):
+    budget = outlive.Budget(cost_usd=2, tokens=1000, steps=9)
+    with store.run("t", run_id="r-1", budget=budget) as run:
+        run.step("ask", lambda: 1)
+        run.save(1, usage={"input_tokens": 120, "output_tokens": 15, "cost_usd": 0.5})
+        run.save(2, usage={"input_tokens": 120, "output_tokens": 15, "cost_usd": 0.5})
+    shown = cli("runs", "show", "r-1").out
+    assert re.search(r"^budget +\$1\.0000 of \$2\.0000, 270 of 1,000 tokens, 1 of 9 steps$", shown, re.MULTILINE)
+    (item,) = cli("runs", "--all", "--json").items
+    assert item["budget"] == {"cost_usd": 2, "tokens": 1000, "steps": 9}

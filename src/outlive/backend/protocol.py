@@ -111,10 +111,12 @@ from outlive.backend.records import (
     Receipt,
     ThreadKey,
     ThreadRow,
+    Totals,
     WriteRecord,
 )
 from outlive.errors import Corrupt, OutliveError
 
+ThreadCursor = tuple[int, str]  # (updated_at, id)
 EntryCursor = tuple[str, bytes]  # (key, digest of the thread)
 
 
@@ -151,7 +153,9 @@ class ThreadQuery:
     """A page of the threads of a tenant by escaped id; `after` is the last id of the page before.
 
     `only` selects one thread by its id. Without `heads` a damaged checkpoint does not hide its
-    thread.
+    thread. With `newest` the page is by time of the last change, newest first, then by escaped id;
+    then `before` is (updated_at, id) of the last thread of the page before, and `prefix` and
+    `after` are not used. An index finds that page, so a row that is lost does not show there.
     """
 
     tenant: str
@@ -160,6 +164,8 @@ class ThreadQuery:
     after: str | None = None
     limit: int = 100
     heads: bool = True
+    newest: bool = False
+    before: ThreadCursor | None = None
 
 
 class Watch(Protocol):
@@ -264,7 +270,11 @@ class Backend(Protocol):
         ...
 
     async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
-        """Return a page of threads by escaped id."""
+        """Return a page of threads by escaped id, or those that changed last."""
+        ...
+
+    async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
+        """Add up the listed threads of a tenant, from their rows alone."""
         ...
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:

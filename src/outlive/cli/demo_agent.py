@@ -46,7 +46,7 @@ def act(run: Run, signal_name: str | None = None) -> str:
             continue
         state["notes"][name] = "done"
         state["messages"].append({"role": "tool", "name": name, "text": text})
-        usage = {"input_tokens": 120 * number, "output_tokens": 15 * number, "cost_usd": 0.0012 * number}
+        usage = {"input_tokens": 120, "output_tokens": 15, "cost_usd": 0.0012}
         source: Source = "loop" if number < len(STEPS) else "final"
         run.save(state, step=number, iteration=number, phase=name, usage=usage, source=source)
         _say(f"{name}: saved as step {number}")

@@ -225,7 +225,7 @@ def _cost(dollars: float | None) -> str:
 
 
 def show_run(view: RunView, full: bool) -> None:
-    item, info = view.item(), view.info
+    item, info, steps = view.item(), view.info, view.steps()
     room = _UNLIMITED if full else 200
     print_fields(
         [
@@ -246,6 +246,7 @@ def show_run(view: RunView, full: bool) -> None:
             ("tokens", _tokens(item)),
             ("cost", _cost(item["cost_usd"])),
             ("usage", one_line(dict(info.usage), room) if info.usage else ""),
+            ("budget", "" if info.budget is None else _budget(info, len(steps))),
             ("started", format_time(info.started_at)),
             ("updated", format_time(info.updated_at)),
             ("ended", format_time(info.ended_at)),
@@ -261,12 +262,26 @@ def show_run(view: RunView, full: bool) -> None:
     if len(info.attempts) > 1:
         print()
         _show_attempts(info.attempts)
-    if steps := view.steps():
+    if steps:
         print()
         _show_steps(steps, min(room, 80))
     if responses := view.responses():
         print()
         _show_responses(responses, min(room, 60))
+
+
+def _budget(info: RunInfo, steps: int) -> str:
+    """Return how much of its budget a run has used."""
+    from outlive.runs.budget import tokens
+
+    budget, cost = info.budget, info.usage.get("cost_usd")
+    assert budget is not None
+    parts = [
+        None if budget.cost_usd is None else f"${cost if _is_number(cost) else 0:.4f} of ${budget.cost_usd:.4f}",
+        None if budget.tokens is None else f"{tokens(info.usage):,} of {budget.tokens:,} tokens",
+        None if budget.steps is None else f"{steps:,} of {budget.steps:,} steps",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _wait_fields(waits: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
 
+from outlive.runs.budget import Budget
+
 
 class SubmitOptions(TypedDict, total=False):
     """The options of `store.submit`: what the record of a run has."""
@@ -21,6 +23,7 @@ class SubmitOptions(TypedDict, total=False):
     max_attempts: int
     backoff_s: float | None
     priority: int
+    budget: Budget | None
     exclusive: bool
 
 

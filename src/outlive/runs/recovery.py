@@ -181,7 +181,7 @@ class Recovery:
     def __init__(
         self,
         engine: Engine,
-        resume: Callable[[RunInfo], AsyncRun],
+        resume: Callable[..., AsyncRun],  # of a RunInfo, with options of its start
         handlers: Mapping[str | None, Handler],
         policy: Policy,
         code_version: str | None,
@@ -227,8 +227,8 @@ class Recovery:
             with contextlib.suppress(OutliveError):
                 await run.release()
 
-    async def take(self, key: ThreadKey, info: RunInfo) -> Outcome:
-        """Claim one run and call its handler.
+    async def take(self, key: ThreadKey, info: RunInfo, *, is_fresh: bool = False) -> Outcome:
+        """Claim one run and call its handler; `is_fresh`: it was read a moment ago.
 
         "busy": another process holds the run or its place; "given_back": the handler released it;
         "skipped": the report says why.
@@ -247,7 +247,7 @@ class Recovery:
         elif info.status == RUNNING and info.backoff_s is not None:
             await self._back_off(key, info)
         else:
-            return await self._hand_over(info, handler)
+            return await self._hand_over(info, handler, is_fresh)
         return "skipped"
 
     def _skip(self, info: RunInfo, code: SkipCode, message: str) -> None:
@@ -284,8 +284,8 @@ class Recovery:
             info, "backing_off", f"its process died; the next attempt is due at {moment(due):%H:%M:%S} UTC"
         )
 
-    async def _hand_over(self, info: RunInfo, handler: Handler) -> Outcome:
-        run = self._resume(info)
+    async def _hand_over(self, info: RunInfo, handler: Handler, is_fresh: bool) -> Outcome:
+        run = self._resume(info, is_fresh=is_fresh)
         try:
             await run.start()
         except (RunBusy, ThreadBusy):

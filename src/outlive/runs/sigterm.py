@@ -11,6 +11,7 @@ ended or are given back, and the program continues after it. A second SIGTERM en
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 from collections.abc import Callable
@@ -31,7 +32,12 @@ class Terminator:
         self._set()
 
     def add_drain(self, key: int, drain: Callable[[], None]) -> None:
-        """Call `drain` at the first SIGTERM, and let the process continue."""
+        """Call `drain` at the first SIGTERM, and let the process continue.
+
+        A worker in another thread does not decide about the process: its runs are released.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
         self._users[key] = lambda: None
         self._drains[key] = drain
         self._set()
@@ -56,7 +62,9 @@ class Terminator:
         if self._drains:
             drains, self._drains = self._drains, {}
             for drain in drains.values():
-                drain()
+                # In another thread: this one may be interrupted while it holds the lock of the very
+                # event that a drain sets. `threading.Thread` has such a lock itself.
+                _thread.start_new_thread(drain, ())
             return
         for on_term in list(self._users.values()):
             on_term()

@@ -12,9 +12,9 @@ import contextlib
 import random
 from collections.abc import Mapping, Sequence
 
-from outlive.backend import EntryQuery, ThreadKey
+from outlive.backend import EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.records import reserved
-from outlive.errors import BadArgument, OutliveError, ThreadBusy
+from outlive.errors import BadArgument, Corrupt, OutliveError, ThreadBusy
 from outlive.runs.lease import LOCK, RUNNING, Lock
 from outlive.runs.lock import AsyncLock, LeaseRegistry
 from outlive.threads.engine import Engine
@@ -84,9 +84,7 @@ class Slots:
             limit=MOST,
         )
         held = {
-            entry.key
-            for _, entry in await self._engine.backend.entries(query)
-            if not Lock.unpack(self._engine.codec, entry).owner.is_gone()
+            entry.key for _, entry in await self._engine.backend.entries(query) if not self._is_dead(entry)
         }
         free = [key for number in range(limit) if (key := f"{prefix}{number}") not in held]
         random.shuffle(free)
@@ -97,6 +95,13 @@ class Slots:
             except ThreadBusy:
                 continue  # another process was faster
         return None
+
+    def _is_dead(self, slot: EntryRecord) -> bool:
+        """Tell whether the process that holds a slot has certainly ended."""
+        try:
+            return Lock.unpack(self._engine.codec, slot).owner.is_gone()
+        except Corrupt:
+            return False  # its lease decides
 
 
 def _prefix(name: str | None) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from outlive.backend import Commit, EntryRecord, Receipt, Removal, ThreadKey
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
 from outlive.runs import attempts, lease, tickets, timers
+from outlive.runs.budget import Budget
 from outlive.runs.effect_keys import new_seed
 from outlive.runs.end import superseded
 from outlive.runs.lease import COMPLETED, FREE, LEFT, LOCK, RELEASED, RUN, RUNNING, UNFINISHED, RunInfo
@@ -42,8 +43,10 @@ class StartOptions:
     retries: bool = False  # a run that has ended starts again
     is_bare: bool = False  # an adapter stores the first checkpoint itself
     is_named: bool = False  # the caller chose its id: another thread may have it
+    is_fresh: bool = False  # its record was read a moment ago: the commit expects it unchanged
     continues: bool = False  # an unfinished run of this place, of the same agent
     supersedes: bool = False  # it is cancelled instead
+    budget: Budget | None = None  # replaces that of the record
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class Start:
         info = self._info
         info.owner, info.status, info.step, info.ended_at = owner, RUNNING, None, None
         info.effect_seed = info.effect_seed or new_seed()
+        info.budget = self._options.budget or info.budget
         now = moment(self._engine.runtime.now())
         info.started_at = info.started_at or now
         info.attempts = attempts.begin(info.attempts, info.attempt, owner, now)
@@ -145,10 +149,10 @@ class Start:
             return False
         else:
             self._is_untried = info.attempt == 0
+        lease.end_dead_attempt(info)
         rings = timers.run_timer_removed(info)
         self._leftovers = (*tickets.removed(stored, info), *rings)
         self._due = micros(info.waits.until) if rings and info.waits and info.waits.until else None
-        lease.end_dead_attempt(info)
         # A run that waited for an answer continues the attempt that asked.
         self._is_attempt = info.status == RUNNING or info.waits is None or not info.waits.is_pause
         info.attempt += self._is_attempt
@@ -279,6 +283,8 @@ class Start:
 
         Raises RunElsewhere if the run is new and another thread has its id.
         """
+        if self._options.is_fresh:
+            return self._info._entry
         if self._options.continues:
             stored = await self._unfinished()
             return stored if stored is not None and self._is_same(stored) else None

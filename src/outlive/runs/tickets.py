@@ -119,11 +119,19 @@ async def list_agents(engine: Engine, tenant: str, limit: int) -> list[str | Non
     agents: list[str | None] = []
     after: EntryCursor | None = None
     while len(agents) < limit:
-        page = await engine.backend.entries(EntryQuery(tenant, READY, after=after, limit=1))
+        try:
+            page = await engine.backend.entries(EntryQuery(tenant, READY, after=after, limit=1))
+        except DamagedEntry as error:
+            after = (error.key, ThreadKey.of(tenant, error.thread or "").digest)
+            continue
         if not page:
             break
         thread, entry = page[0]
-        agent = _agent(thread, entry)
+        try:
+            agent = _agent(thread, entry)
+        except Corrupt:  # a damaged ticket hides no other
+            after = (entry.key, thread.digest)
+            continue
         agents.append(agent)
         after = (f"{_prefix(agent)}:", b"")  # after all of this agent: what follows there is a digit
     return agents

@@ -1,7 +1,7 @@
 """What a run waits for, as the backend stores it: a question, an event or a sleep.
 
-It is an entry of kind "wait" under (run, name). Two sides write it, the run that asks and whoever
-answers, and each write expects the rank that was read. So of an ask and an answer at the same moment
+It is an entry of kind "wait" under (run, name). Two sides write it, the run that asks and the process
+that answers, and each write expects the rank that was read. So of an ask and an answer at the same moment
 one comes first, and the other one sees it:
 
 - A run parks by one commit that writes its own record and every open wait that it parks for. An
@@ -77,6 +77,15 @@ _FIELDS = (
     "type", "payload", "schema", "digest", "agent", "asked_at", "due_at", "value", "by", "answered_at", "token",
     "attempt", "order", "group", "mode",
 )  # fmt: skip
+
+
+def check_asked_name(name: object) -> str:
+    """Return the name of something that can be answered: not that of a sleep. Raises BadArgument."""
+    if isinstance(name, str) and name.startswith(("sleep#", "sleep=")):
+        raise BadArgument(
+            f"names that begin with 'sleep#' or 'sleep=' are those of sleeps, not {name!r:.100}"
+        )
+    return check_name(name)
 
 
 def check_name(name: object) -> str:

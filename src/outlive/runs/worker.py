@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outlive.backend import ThreadKey, Watch
-from outlive.errors import OutliveError, StoreClosed, StoreError
+from outlive.errors import Corrupt, OutliveError, StoreClosed, StoreError
 from outlive.runs import tickets
 from outlive.runs.lease import RELEASED, RUN, RunInfo, find, unpack_or_tell
 from outlive.runs.lock import AsyncLock
@@ -192,9 +192,11 @@ class AsyncWorker:
         now = time.monotonic()
         is_due = now >= self._dead_at
         if not self._recovery.refuses_all and (is_due or self._is_timer_due(now)):
-            await self._fire_timers()
+            with contextlib.suppress(Corrupt):  # a damaged timer must not stop the queue; `verify` reports it
+                await self._fire_timers()
         if is_due:
-            await self._find_dead()
+            with contextlib.suppress(Corrupt):
+                await self._find_dead()
             self._dead_at = now + self._options.interval_s * random.uniform(0.8, 1.2)
         self._full.clear()
         while self.busy < self._options.concurrency and not self._is_ending:
@@ -315,9 +317,8 @@ class AsyncWorker:
             return
         outcome: Outcome = "skipped"
         try:
-            outcome = await self._recovery.take(
-                ticket.thread, unpack_or_tell(engine.codec, ticket.thread, stored)
-            )
+            info = unpack_or_tell(engine.codec, ticket.thread, stored)
+            outcome = await self._recovery.take(ticket.thread, info, is_fresh=True)
         finally:
             place = place_of(ticket)
             if outcome == "busy":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType, UnionType
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from outlive.arguments import check_handlers
+from outlive.runs.budget import Budget
 from outlive.runs.lease import RunInfo
 from outlive.runs.options import RunOptions, SubmitOptions
 from outlive.runtime.runtime import run_now
@@ -18,7 +19,7 @@ from outlive.sync.run import Lock, Run
 from outlive.sync.thread import Thread
 from outlive.sync.worker import Worker
 from outlive.threads.thread import S
-from outlive.values import Sizes, ThreadInfo, Verified
+from outlive.values import StoreSize, ThreadInfo, Verified
 
 if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.encryption.rotation import Rotated
@@ -73,13 +74,16 @@ class Store(SyncContext):
         filter: Mapping[str, Any] | None = None,
         limit: int | None = None,
         after: str | None = None,
+        order: Literal["id", "updated"] = "id",
     ) -> Iterator[ThreadInfo]:
         """Iterate over threads by id: `for info in store.threads()`.
 
-        `after` is the id to continue after, whether that thread still exists or not. `filter` has keys that the
-        threads' own metadata must have with equal values; `limit` is counted after the filter.
+        order="updated" begins with the thread that changed last. A thread that changes meanwhile is not listed
+        again. `after` is where to continue: an id, whether that thread still exists or not; with order="updated"
+        the `cursor` of a ThreadInfo. `filter` has keys that the threads' own metadata must have with equal values;
+        `limit` is counted after the filter. A prefix is for threads by id.
         """
-        return each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after))
+        return each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after, order=order))
 
     def run(self, thread_id: str, **options: Unpack[RunOptions]) -> Run:
         """Return a run on a thread: `with store.run("trip", agent="planner") as run`.
@@ -106,6 +110,8 @@ class Store(SyncContext):
         backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
                        (default: None, a failure ends the run and a crash is recovered at once)
         priority:      0 to 999; of released runs of an agent, workers claim those with the greatest first
+        budget:        what the run may use, an `outlive.Budget`; when that is spent, the run is parked (default: the
+                       budget that it had, or none)
         exclusive:     hold the thread, so that no other run has it at the same time (default: True)
 
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
@@ -174,13 +180,21 @@ class Store(SyncContext):
         """
         return run_now(self._store.responses(run_id, thread=thread))
 
-    def retry(self, run_id: str, *, thread: str | None = None, not_before: dt.datetime | None = None) -> Run:
+    def retry(
+        self,
+        run_id: str,
+        *,
+        thread: str | None = None,
+        not_before: dt.datetime | None = None,
+        budget: Budget | None = None,
+    ) -> Run:
         """Return a run that failed or was cancelled, parked or released, to continue it: `with store.retry(id) as run`.
 
         With `not_before`, a datetime with a time zone, it is left to `recover` and workers at that time: its status is
         "waiting" until then. Raises RunBusy for a run that is running and RunEnded for one that is completed.
+        `budget` replaces the budget of the run.
         """
-        return Run(run_now(self._store.retry(run_id, thread=thread, not_before=not_before)))
+        return Run(run_now(self._store.retry(run_id, thread=thread, not_before=not_before, budget=budget)))
 
     def answer(
         self, run_id: str, name: str, value: Any, *, by: str | None = None, thread: str | None = None
@@ -362,8 +376,8 @@ class Store(SyncContext):
         """
         return run_now(self._store.rotate(progress=progress))
 
-    def size(self) -> Sizes:
-        """Return how much the store holds for this tenant."""
+    def size(self) -> StoreSize:
+        """Return how much the store holds for this tenant, from the rows of its threads alone."""
         return run_now(self._store.size())
 
     def copy_to(

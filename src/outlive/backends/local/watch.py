@@ -7,7 +7,6 @@ at where no other process can commit (memory).
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
@@ -75,31 +74,6 @@ class ThreadAlarm:
         is_set = self._event.wait(timeout_s)
         self._event.clear()
         return is_set
-
-
-class TaskAlarm:
-    """The async mode: wakes a task of the running event loop."""
-
-    def __init__(self) -> None:
-        import asyncio  # takes long, and a sync store does not need it
-
-        self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
-
-    def set(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits there
-            self._loop.call_soon_threadsafe(self._event.set)
-
-    async def wait(self, timeout_s: float) -> bool:
-        import asyncio
-
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        self._event.clear()
-        return True
 
 
 class LocalWatch:

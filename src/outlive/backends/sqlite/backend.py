@@ -33,6 +33,7 @@ from outlive.backend import (
     ThreadKey,
     ThreadQuery,
     ThreadRow,
+    Totals,
     WriteRecord,
     checksum,
     escape,
@@ -45,12 +46,13 @@ from outlive.backends.sqlite.audit import Audit, orphans
 from outlive.backends.sqlite.connection import SCHEMA_VERSION, Connection, fetch_one
 from outlive.backends.sqlite.entries import EntrySearch, prefix_range, thread_key
 from outlive.backends.sqlite.rows import KnownKeys, Rows
-from outlive.backends.sqlite.thread_row import THREADS, UncheckedThread
+from outlive.backends.sqlite.thread_row import RECENT_US, THREADS, UncheckedThread
 from outlive.backends.sqlite.writer import Writer
 from outlive.errors import Corrupt, OutliveError
 
 T = TypeVar("T")
 _BUSY_S = 30.0
+_END = (1 << 63) - 1  # after every moment
 _VACUUM_PAGES = 4000  # freed after a deletion at most: a bounded pause for others
 _WORTH_PAGES = 256  # fewer free pages wait for more: freeing them takes as long as a save
 
@@ -242,6 +244,8 @@ class SQLiteBackend:
             return search.of_thread(query.thread, view.key)
 
     def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+        if query.newest and query.only is None:
+            return self._newest(query)
         low, high = prefix_range(query.prefix)
         start = escape(query.after) if query.after is not None and escape(query.after) >= low else None
         where = f"t.id {'>=' if start is None else '>'} ? and t.id < ?"
@@ -258,6 +262,26 @@ class SQLiteBackend:
             if expected != [row[3] for row in rows]:
                 raise Corrupt("the list of threads is damaged: a row of it is gone or changed")
             return [self._summary(db, row, query.heads) for row in rows]
+
+    def _newest(self, query: ThreadQuery) -> list[ThreadRow]:
+        at, id = query.before or (_END, "")
+        last: tuple[Any, ...] = (at // RECENT_US, at, at, escape(id))
+        page = (
+            "select key from thread t indexed by thread_recent where t.tenant = ? and t.listed and t.recent <= ? "
+            "and (t.updated_at < ? or (t.updated_at = ? and t.id > ?)) "
+            "order by t.recent desc, t.updated_at desc, t.id limit ?"
+        )
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
+            rows: list[Any] = db.execute(
+                f"{THREADS} where t.key in ({page}) order by t.updated_at desc, t.id",
+                (escape(query.tenant), *last, query.limit),
+            ).fetchall()
+            return [self._summary(db, row, query.heads) for row in rows]
+
+    def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
+        sql = "select count(*), coalesce(sum(checkpoints), 0), coalesce(sum(stored), 0) from thread where tenant = ? and listed"
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
+            return Totals(*fetch_one(db, sql, (escape(tenant),)))
 
     def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRow:
         view = Rows(db, thread_key(row[2], row[3], row[1]), unchecked=UncheckedThread.of(row))

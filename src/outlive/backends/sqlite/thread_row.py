@@ -19,6 +19,7 @@ from outlive.backends.rules.view import Row
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.errors import Corrupt
 
+RECENT_US = 1_000_000  # what `recent` counts
 THREAD = (
     "key, digest, tenant, id, listed, generation, revision, epoch, seq, checkpoints, entries, stored, created_at, updated_at, "
     "info_version, checksum"
@@ -225,11 +226,17 @@ class ThreadRows:
             "generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
             "entries = ?, stored = ?, created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?"
         )
+        recent = at // RECENT_US
         if listed and self.is_listed:  # the id stays: what is not written leaves its index alone
-            self._db.execute(f"update thread set {counters}", (*fields[5:], checksum(*fields), self.key))
+            values: tuple[Any, ...] = (*fields[5:], checksum(*fields), self.key)
+            if recent == self.updated_at // RECENT_US:
+                self._db.execute(f"update thread set {counters}", values)
+            else:
+                self._db.execute(f"update thread set recent = ?, {counters}", (recent, *values))
             return
         self._db.execute(
-            f"update thread set id = ?, listed = ?, {counters}", (*fields[3:], checksum(*fields), self.key)
+            f"update thread set recent = ?, id = ?, listed = ?, {counters}",
+            (recent, *fields[3:], checksum(*fields), self.key),
         )
         if listed != self.is_listed:
             statement = (

@@ -63,7 +63,7 @@ _SORTS: dict[str, Any] = {
     "ls",
     argument("PREFIX", required=False, default=""),
     filter_option(),
-    option("--sort", type=click.Choice(list(_SORTS)), default="id", show_default=True, help="Any order but id reads all threads."),
+    option("--sort", type=click.Choice(list(_SORTS)), default="id", show_default=True, help="Orders other than id and age read all threads."),
     flag("--reverse", help="Reverse the order."),
     limit_option(100, "threads"),
     option("--after", metavar="THREAD", help="Start after this thread: the next page."),
@@ -95,11 +95,12 @@ def ls(
             with contextlib.suppress(BadArgument):  # it may have been deleted
                 after = find_thread(store, after, is_exact=True)
         wanted = {"prefix": find_prefix(store, prefix), "filter": parse_filters(filters), "after": after}
+        is_newest_first = sort == "age" and not reverse and not prefix  # the store lists them in this order
 
         def look() -> Listing:
             damaged: list[Corrupt] = []
-            infos: Iterable[ThreadInfo] = list_threads(store, damaged, **wanted)
-            if not is_by_id:
+            infos: Iterable[ThreadInfo] = list_threads(store, damaged, newest=is_newest_first, **wanted)
+            if not is_by_id and not is_newest_first:
                 infos = sorted(infos, key=_SORTS[sort], reverse=reverse)
             page = list(itertools.islice(infos, limit + 1))
             has_more, page = len(page) > limit, page[:limit]

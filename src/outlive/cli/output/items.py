@@ -14,6 +14,7 @@ from outlive.cli.output.values import to_json
 
 if TYPE_CHECKING:
     from outlive.runs.attempts import Attempt
+    from outlive.runs.budget import Budget
     from outlive.runs.lease import RunInfo
     from outlive.runs.questions import QuestionInfo
     from outlive.runs.step_record import FailedTry, StepInfo
@@ -115,8 +116,13 @@ def run_item(
         "updated_at": _iso(run.updated_at),
         "ended_at": _iso(run.ended_at),
         "usage": to_json(dict(run.usage)),
+        "budget": None if run.budget is None else budget_item(run.budget),
         **{name: usage.get(name) for name in USAGE_FIELDS},
     }
+
+
+def budget_item(budget: Budget) -> dict[str, Any]:
+    return {"cost_usd": budget.cost_usd, "tokens": budget.tokens, "steps": budget.steps}
 
 
 def run_details(

@@ -2,6 +2,7 @@
 
 from outlive.testing.store.arguments import ArgumentContract
 from outlive.testing.store.attempts import AttemptContract
+from outlive.testing.store.budgets import BudgetContract
 from outlive.testing.store.continuing import ContinuingContract
 from outlive.testing.store.copies import CopyContract
 from outlive.testing.store.damage import DamageContract
@@ -47,6 +48,7 @@ class StoreContract(
     EffectContract,
     WorkerContract,
     ContinuingContract,
+    BudgetContract,
 ):
     """What a thread and a store do, each a test."""
 

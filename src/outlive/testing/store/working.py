@@ -373,13 +373,15 @@ class WorkerContract(Contract):
 
         await store.submit("t", agent="a", run_id="r")
         for key, body in (
+            ("0:", b""),
+            ("x:a\n", b""),
             ("1:a\n000", b""),
             ("1:a\nnonsense", b"\xff"),
             ("1:a\n99900000000000000000001\nx", b""),
         ):
             ticket = EntryRecord(READY, key, body)
             await store._engine.commit(Commit(ThreadKey.of("", "t"), entries=(ticket,)))
-        await _work_off(trial, store, _worker(store, {"a": handler}))
+        await _work_off(trial, store, _worker(store, {"b": handler, "*": handler}))
 
 
 def _run_of(run: Any) -> Any:
