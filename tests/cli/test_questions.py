@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-import re
 import subprocess
 import sys
 from typing import Literal
@@ -13,9 +12,6 @@ from typing import Literal
 import pytest
 
 import outlive
-from outlive.backend import Commit, EntryRecord
-from outlive.runs.lease import find, pack_progress
-from outlive.runtime.runtime import run_now
 from rig.program import environment
 
 DAY_S = 86_400.0
@@ -241,29 +237,6 @@ def test_runs_say_what_they_wait_for_since_when_and_until_when(cli, store):
     shown = cli("runs", "show", "r-2").out
     assert "waits    for any of 'train?', 'ferry?'\nsince    " in shown
     assert "QUESTION  RUN" in shown
-
-
-def test_a_run_that_makes_no_progress_is_shown_as_quiet(cli, store):
-    run = store.run("t-1", run_id="r-1", lease_s=3600).start()
-    assert "quiet" not in cli("runs").out
-    _set_back(run._run, "book", minutes=12)
-    assert "quiet for 12 min in step 'book'" in cli("runs").out.splitlines()[1]
-    (item,) = cli("runs", "--json").items
-    assert (item["step"], item["standing"]) == ("book", "live")
-    assert item["quiet_s"] == pytest.approx(720, abs=59)
-    assert re.search(r"^now +quiet for 12 min in step 'book'$", cli("runs", "show", "r-1").out, re.MULTILINE)
-
-
-def _set_back(run, step, minutes):
-    """Store the record of a run as a heartbeat would, with a last write some minutes ago."""
-    entry = run_now(find(run._engine, run._key, "run", run.id))
-    then = dt.datetime.now(dt.UTC) - dt.timedelta(minutes=minutes)
-    body = pack_progress(run._engine.codec, entry.body, then, step)
-    epoch, fence, revision = entry.rank
-    quiet = EntryRecord(
-        "run", run.id, body, "running", epoch=epoch, fence=fence, revision=revision + 1, lease_s=3600
-    )
-    run_now(run._engine.commit(Commit(run._key, entries=(quiet,))))
 
 
 def test_a_run_is_shown_with_its_attempts_and_every_try_of_its_steps(cli, store):

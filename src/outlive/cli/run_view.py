@@ -246,7 +246,10 @@ def show_run(view: RunView, full: bool) -> None:
             ("tokens", _tokens(item)),
             ("cost", _cost(item["cost_usd"])),
             ("usage", one_line(dict(info.usage), room) if info.usage else ""),
-            ("budget", "" if info.budget is None else _budget(info, len(steps))),
+            (
+                "budget",
+                "" if info.budget is None else _budget(info, sum(step.kind == "step" for step in steps)),
+            ),
             ("started", format_time(info.started_at)),
             ("updated", format_time(info.updated_at)),
             ("ended", format_time(info.ended_at)),
@@ -277,7 +280,9 @@ def _budget(info: RunInfo, steps: int) -> str:
     budget, cost = info.budget, info.usage.get("cost_usd")
     assert budget is not None
     parts = [
-        None if budget.cost_usd is None else f"${cost if _is_number(cost) else 0:.4f} of ${budget.cost_usd:.4f}",
+        None
+        if budget.cost_usd is None
+        else f"${cost if _is_number(cost) else 0:.4f} of ${budget.cost_usd:.4f}",
         None if budget.tokens is None else f"{tokens(info.usage):,} of {budget.tokens:,} tokens",
         None if budget.steps is None else f"{steps:,} of {budget.steps:,} steps",
     ]
