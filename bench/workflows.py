@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dbos import DBOS, DBOSClient, DBOSConfig, Queue
+from dbos import DBOS, DBOSClient, DBOSConfig
 
 NAME = "DBOS"
 
@@ -25,7 +25,7 @@ def steps(count: int) -> float:
     return time.perf_counter() - start
 
 
-QUEUE = Queue("bench")
+QUEUE = "bench"
 
 
 @DBOS.workflow()
@@ -44,7 +44,7 @@ def client(url: str) -> Iterator[DBOSClient]:
 
 
 def enqueue(made: DBOSClient) -> None:
-    made.enqueue({"queue_name": QUEUE.name, "workflow_name": empty.__qualname__})
+    made.enqueue({"queue_name": QUEUE, "workflow_name": empty.__qualname__})
 
 
 def completed(made: DBOSClient) -> int:
@@ -57,6 +57,7 @@ def launched(url: str) -> Iterator[None]:
     config: DBOSConfig = {"name": "bench", "system_database_url": url, "log_level": "WARNING"}
     DBOS(config=config)
     DBOS.launch()
+    DBOS.register_queue(QUEUE)
     try:
         yield
     finally:

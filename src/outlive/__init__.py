@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from outlive.runs.run import AsyncRun as AsyncRun
     from outlive.runs.step_record import FailedTry as FailedTry
     from outlive.runs.step_record import StepInfo as StepInfo
+    from outlive.runs.stream_entry import StreamChunk as StreamChunk
     from outlive.runs.waiting import Waiting as Waiting
     from outlive.runs.waits import Question as Question
     from outlive.runs.worker import AsyncWorker as AsyncWorker
@@ -103,6 +104,7 @@ _MODULES = {
     "runs.responses": "AsyncResponses",
     "runs.run": "AsyncRun",
     "runs.step_record": "FailedTry StepInfo",
+    "runs.stream_entry": "StreamChunk",
     "runs.waiting": "Waiting",
     "runs.waits": "Question",
     "runs.worker": "AsyncWorker",
@@ -178,6 +180,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreSize",
+    "StreamChunk",
     "Swept",
     "Thread",
     "ThreadBusy",

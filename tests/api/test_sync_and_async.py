@@ -125,7 +125,7 @@ def test_no_method_of_the_sync_api_has_to_be_awaited(asynchronous, sync):
     assert [name for name, method in public(sync).items() if inspect.iscoroutinefunction(method)] == []
     plain = {name for name, method in public(asynchronous).items() if not inspect.iscoroutinefunction(method)}
     handles = {"thread", "threads", "history", "run", "runs", "recoverable", "lock", "worker", "workers"}
-    handles |= {"questions"}
+    handles |= {"questions", "follow"}
     # A step is awaited too: its coroutine is returned. The others store nothing.
     assert plain <= handles | {"step", "stop", "drain", "alive"}
 
@@ -257,6 +257,7 @@ def test_every_public_coroutine_is_tried_for_that(cls):
         "submit",
         "workers",
         "recoverable",
+        "follow",
         "recover",
         "responses",
         "steps",

@@ -265,7 +265,7 @@ def test_a_waiting_run_is_copied_with_its_timers_and_answered_there(tmp_path):
                 assert [question.payload for question in each.questions()] == [{"secret": "word"}]
                 each.answer("r", "ok?", "yes")
                 report = each.recover({"x": agent, "y": lambda run: "resumed"})
-                assert [info.result for info in report.resumed] == ["yes", "resumed"]
+                assert {info.id: info.result for info in report.resumed} == {"r": "yes", "s": "resumed"}
                 assert list(each.questions()) == []
     assert b"secret" not in (tmp_path / "one.db").read_bytes()
 

@@ -85,6 +85,7 @@ class RunInfo:
     ended_at: dt.datetime | None = None
     attempts: tuple[attempts.Attempt, ...] = ()  # the last 20, oldest first
     lease_expires_at: dt.datetime | None = None  # unless it is renewed; None: no lease
+    trace: str | None = None  # the W3C trace context of its first attempt, which later ones link to
     effect_seed: bytes = field(default=b"", repr=False)  # of the keys of its effects
     is_readable: bool = True  # if not: only id, thread and status are known; see `error`
     _entry: EntryRecord | None = field(default=None, repr=False)
@@ -105,7 +106,7 @@ class RunInfo:
 _FIELDS = (
     "namespace", "attempt", "failures", "max_attempts", "backoff_s", "priority", "agent", "prompt", "parent", "attributes", "code_version", "iteration",
     "phase", "completed_phases", "usage", "error", "result", "exclusive", "shares_place", "lease_s", "started_at", "updated_at",
-    "ended_at", "step", "progress_s", "effect_seed",
+    "ended_at", "step", "progress_s", "trace", "effect_seed",
 )  # fmt: skip
 
 

@@ -120,6 +120,8 @@ class Start:
         info = self._info
         info.owner, info.status, info.step, info.ended_at = owner, RUNNING, None, None
         info.effect_seed = info.effect_seed or new_seed()
+        if info.trace is None:
+            info.trace = self._engine.watched.begin_trace(info.thread, info.id, info.agent)
         info.budget = self._options.budget or info.budget
         now = moment(self._engine.runtime.now())
         info.started_at = info.started_at or now

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
     from outlive.runs.step_record import StepInfo
+    from outlive.runs.stream_entry import StreamChunk
     from outlive.runs.worker_record import WorkerInfo
 
 
@@ -179,6 +180,31 @@ class Store(SyncContext):
         `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
         """
         return run_now(self._store.responses(run_id, thread=thread))
+
+    def follow(
+        self,
+        run_id: str,
+        *,
+        after: str | None = None,
+        wait: bool = True,
+        idle_s: float | None = None,
+        thread: str | None = None,
+    ) -> Iterator[StreamChunk]:
+        """Iterate over what a run emitted, and over what it emits from now on: `for chunk in store.follow(run_id)`.
+
+        It ends when the run has ended and everything was delivered. While the run waits, or nothing works on it, it
+        waits too. After a disconnect, pass the `cursor` of the last chunk as `after`: it continues after that one,
+        from any process, also after a failover.
+
+        after:   the cursor to continue after (default: from the oldest chunk that is kept)
+        wait:    False: only what is stored now
+        idle_s:  end when nothing came for so long (default: wait)
+        thread:  the thread of the run, if several have a run of this id
+
+        A chunk has its `attempt`: a later attempt may repeat what an earlier one emitted. Raises RunMissing, AmbiguousRun,
+        BadArgument for a cursor that is none, and StoreError when the store cannot be reached.
+        """
+        return each(self._store.follow(run_id, after=after, wait=wait, idle_s=idle_s, thread=thread))
 
     def retry(
         self,

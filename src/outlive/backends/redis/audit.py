@@ -136,16 +136,16 @@ class BucketAudit:
     async def _check_bucket(self, bucket: int) -> None:
         """Compare what a bucket says of its threads. A thread whose TTL has ended is no damage."""
         keys = self._session.bucket_keys(bucket)
-        recent = recent_key(self._session.prefix, bucket)
-        call = Call.of(self._session.slot(bucket), script("lines"), [*keys, recent])
-        members, lines, flat_roster, recent_count = await self._session.ask(call)
+        time_index = recent_key(self._session.prefix, bucket)
+        call = Call.of(self._session.slot(bucket), script("lines"), [*keys, time_index])
+        members, lines, flat_roster, recent = await self._session.ask(call)
         roster = dict(rows.to_pairs(flat_roster))
         counts = roster.pop(b"threads", None), roster.pop(b"entries", b"0")
         if counts[0] is None and (members or lines or not self._session.is_sharded):
             self._add_torn(bucket, f"the roster of bucket {bucket} is gone")
         elif counts[0] is not None and counts != (b"%d" % len(members), b"%d" % len(lines)):
             self._add_torn(bucket, f"an index of bucket {bucket} does not have the lines that it should have")
-        elif recent_count != len(members):
+        elif recent != len(members):
             self._add_torn(bucket, f"the index by time of bucket {bucket} does not have all threads")
         if roster.pop(b"lost", None) is not None:
             self._add(

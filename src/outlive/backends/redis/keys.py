@@ -41,10 +41,8 @@ class Keys:
         base = f"{prefix}{{{bucket}}}:{digest.hex()}:"
         own = [base + letter for letter in _LETTERS]
         store = (identity_key(prefix),) if is_single else ()
-        return cls(
-            bucket,
-            (*own, *[key_of(prefix, bucket) for key_of in BUCKET_KEYS], recent_key(prefix, bucket), *store),
-        )
+        shared = [key_of(prefix, bucket) for key_of in (*BUCKET_KEYS, recent_key)]
+        return cls(bucket, (*own, *shared, *store))
 
 
 def wake_channel(prefix: str, tenant: str) -> bytes:

@@ -19,6 +19,7 @@ from outlive.testing.store.races import RaceContract
 from outlive.testing.store.runs import RunContract
 from outlive.testing.store.saving import SavingContract
 from outlive.testing.store.sharing import SharingContract
+from outlive.testing.store.streams import StreamContract
 from outlive.testing.store.timers import TimerContract
 from outlive.testing.store.typed import TypedContract
 from outlive.testing.store.waiting import WaitingContract
@@ -49,6 +50,7 @@ class StoreContract(
     WorkerContract,
     ContinuingContract,
     BudgetContract,
+    StreamContract,
 ):
     """What a thread and a store do, each a test."""
 
