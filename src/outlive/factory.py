@@ -89,7 +89,7 @@ def open(
     tenant:       a name; a store shows only the threads of its own tenant
     durability:   "sync": a save is stored when it returns; "async": it is stored in the background
     cache_bytes:  memory for the newest states, so that a save needs to read nothing
-    timeout_s:    the longest that a call may take; None for no limit
+    timeout_s:    the longest that a call may take; None for no limit (SQLite and file: 30 s for other processes)
     on_event:     a function that is called with an `outlive.Event` after every save, load, run and sweep
     key:          an `outlive.KeyRing`, to encrypt everything that is stored
     retain:       an `outlive.Retain`, to delete old checkpoints

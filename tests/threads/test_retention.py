@@ -550,7 +550,7 @@ def test_a_store_sweeps_in_the_background_and_stops_when_it_is_closed(tmp_path):
             fill(store, f"{n}", 8)
     before = set(threading.enumerate())
     store = outlive.open(url, retain=outlive.Retain(keep_last=2, every_s=0.05))
-    assert [thread.name for thread in set(threading.enumerate()) - before] == ["outlive-ticker"]
+    assert [thread.name for thread in set(threading.enumerate()) - before] == ["outlive-sweep"]
     eventually(lambda: len(ids(store, "0")) == 2)
     store.close()
     eventually(lambda: not set(threading.enumerate()) - before)

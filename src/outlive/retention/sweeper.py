@@ -76,7 +76,7 @@ class Sweeper:
 
     def _begin_ticking(self, every_s: float) -> None:
         self._background = self._engine.runtime.bell()
-        self._ticker = self._engine.runtime.tick(min(every_s, _LOOK_S), self._tick)
+        self._ticker = self._engine.runtime.tick("outlive-sweep", min(every_s, _LOOK_S), self._tick)
 
     async def start(self, retain: Retain | None) -> None:
         """Sweep in the background, every `retain.every_s`.

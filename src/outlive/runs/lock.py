@@ -88,7 +88,7 @@ class AsyncLock(AsyncContext):
             except ThreadBusy:
                 if deadline.left_s() <= _PAUSE_S:
                     raise
-            await self._engine.runtime.bell().wait(_PAUSE_S * random.uniform(0.5, 1.5))
+            await self._engine.runtime.sleep(_PAUSE_S * random.uniform(0.5, 1.5))
 
     async def _take(self) -> None:
         place = Place(self._engine, self._key, self._namespace)

@@ -204,7 +204,9 @@ class AsyncRun(AsyncContext):
         self._is_live = True
         self._heart.add(self)
         if self._options.throttle_s > 0:
-            self._ticker = self._engine.runtime.tick(self._options.throttle_s, self._flush_when_due)
+            self._ticker = self._engine.runtime.tick(
+                "outlive-throttled-save", self._options.throttle_s, self._flush_when_due
+            )
 
     # Working
 

@@ -237,7 +237,7 @@ class Ledger:
                     raise
             failures += 1
             runtime = self._run._engine.runtime
-            await runtime.bell().wait(options.pause_s(failures))
+            await runtime.sleep(options.pause_s(failures))
             self._run._check_live()
             step = step.again(step.arguments, step.attempt, runtime.now(), step.effect_key)
 

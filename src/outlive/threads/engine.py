@@ -26,6 +26,7 @@ from outlive.backend import (
     WriteRecord,
     all_records,
 )
+from outlive.backend import commit as commit_to
 from outlive.errors import (
     BadArgument,
     CheckpointExists,
@@ -138,10 +139,7 @@ class Engine:
         """
         if commit.timeout_s is None:
             commit.timeout_s = self.timeout_s
-        (result,) = await self.backend.commit_all([commit])
-        if isinstance(result, Receipt):
-            return result
-        raise result
+        return await commit_to(self.backend, commit)
 
     # Saving
 

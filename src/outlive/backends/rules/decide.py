@@ -1,4 +1,7 @@
-"""What a commit does, decided once for all local backends.
+"""What a commit does, decided once for every engine.
+
+Servers decide a plain save themselves, in one round trip (`snapshot.is_plain`), and are held to the
+same rules by the contract.
 
 `decide` reads a thread through a `View` and either refuses the commit or returns its `Effect`: the
 exact rows to put and to remove. A backend then applies the effect in its own way, removals first.

@@ -56,7 +56,13 @@ _WORTH_PAGES = 256  # fewer free pages wait for more: freeing them takes as long
 
 
 class SQLiteBackend:
-    """One connection to one file, under one lock."""
+    """One connection to one file, under one lock.
+
+    `timeout_s` of a commit limits how long it waits for the processes that write. Reads take a
+    `timeout_s`, as every backend does, and need none: in WAL mode a reader waits for no writer. Only
+    a process that recovers the log after a crash makes readers wait, at most as long as the
+    connection does.
+    """
 
     name = "sqlite"
 
@@ -112,7 +118,7 @@ class SQLiteBackend:
 
         Each is stored or refused on its own.
         """
-        busy_s = min((commit.timeout_s or _BUSY_S for commit in commits), default=_BUSY_S)
+        busy_s = min((commit.timeout_s or self._busy_s for commit in commits), default=self._busy_s)
         try:
             with self._connection.transaction("immediate", busy_s) as db:
                 if len(commits) == 1:  # its refusal may roll back the whole transaction
@@ -280,7 +286,7 @@ class SQLiteBackend:
             return Rows(db, thread).data(names)
 
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        with self._connection.transaction("immediate", self._busy_s) as db:
+        with self._connection.transaction("immediate") as db:
             data = Rows(db, source).data(names)
             return self._commit(db, Commit(target, chunks=tuple(data.items()))).generation
 

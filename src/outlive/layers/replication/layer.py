@@ -77,6 +77,7 @@ from outlive.backend import (
     shortest_timeout,
 )
 from outlive.backend.entries import NAMING
+from outlive.backend.ping import ping
 from outlive.errors import (
     BadArgument,
     EpochPassed,
@@ -99,7 +100,6 @@ from outlive.layers.replication.pair import (
     SECONDARY,
     ActiveStoreLost,
     active_role,
-    ping,
     read_pair_record,
     standby_role,
 )
@@ -181,7 +181,7 @@ class Replicate:
             self._ticker = None  # its thread stayed with the parent
         if self._ticker is None and not self._is_closed:
             interval_s = min(_BEAT_S, self._options.health_check_interval_s)
-            self._ticker = self._runtime.tick(interval_s, self._upkeep.beat)
+            self._ticker = self._runtime.tick("outlive-replication", interval_s, self._upkeep.beat)
 
     async def close(self) -> None:
         """Transfer what is queued, or warn of what is left; then close both stores."""

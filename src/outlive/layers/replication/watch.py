@@ -38,7 +38,7 @@ class PairWatch:
                 if await self.follow():
                     return True
             except OutliveError:  # a store that could not be opened so far
-                await self._stores.runtime.bell().wait(share_s)
+                await self._stores.runtime.sleep(share_s)
             if self._inner is not None and await self._inner.wait(share_s):
                 return True
             if not deadline.left_s():
