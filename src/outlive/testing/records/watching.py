@@ -1,4 +1,4 @@
-"""Watches: whoever waits for work in a tenant is woken when somebody stores it."""
+"""Watches: a process that waits for work in a tenant is woken when another stores it."""
 
 from __future__ import annotations
 
