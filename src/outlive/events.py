@@ -6,7 +6,6 @@ What it raises is shown as a warning and goes no further: watching must not stop
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,11 +51,7 @@ class EventSink:
     def __init__(self, watcher: Watcher | None = None) -> None:
         self._watcher = watcher
 
-    def start(self) -> float:
-        """Return the moment at which something begins."""
-        return time.perf_counter() if self._watcher is not None else 0.0
-
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         if self._watcher is None:
             return
         try:

@@ -8,7 +8,7 @@ from outlive.backend.paging import (
     entry_pages,
     lineage,
     retry_stale,
-    thread_row,
+    thread_record,
 )
 from outlive.backend.protocol import (
     Backend,
@@ -40,7 +40,7 @@ from outlive.backend.records import (
     ReencryptedBodies,
     Removal,
     ThreadKey,
-    ThreadRow,
+    ThreadRecord,
     WriteRecord,
     checksum,
     escape,
@@ -56,7 +56,7 @@ __all__ = [
     "ABSENT", "FORMAT", "NAMING_THREAD", "NEXT", "OUTBOX", "RESERVED", "TOMBSTONE", "WALL", "Backend", "CachedHead",
     "CheckpointKey", "CheckpointRecord", "Commit", "Cursor", "EntryCursor", "EntryQuery",
     "EntryRecord", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
-    "ReencryptedBodies", "Removal", "ThreadKey", "ThreadQuery", "ThreadRow", "Watch", "WriteRecord",
+    "ReencryptedBodies", "Removal", "ThreadKey", "ThreadQuery", "ThreadRecord", "Watch", "WriteRecord",
     "all_entries", "all_records", "all_threads", "checksum", "commit", "entry_pages", "escape", "lineage",
-    "outcome_unknown", "reserved", "retry_stale", "shortest_timeout", "stamped", "thread_row", "tombstone_key", "unescape",
+    "outcome_unknown", "reserved", "retry_stale", "shortest_timeout", "stamped", "thread_record", "tombstone_key", "unescape",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ async def ping(stores: Mapping[str, Backend], tenant: str, timeout_s: float | No
         tenant, PAIR, thread=ThreadKey.of(tenant, ""), limit=1
     )  # which most stores do not have
     for at, (name, backend) in enumerate(stores.items()):
-        left_s = deadline.remaining_s()
+        left_s = deadline.as_timeout_s()
         start = time.perf_counter()
         try:
             await backend.entries(query, timeout_s=None if left_s is None else left_s / (len(stores) - at))

@@ -76,7 +76,7 @@ from outlive.backend.records import (
     ReadResult,
     Receipt,
     ThreadKey,
-    ThreadRow,
+    ThreadRecord,
     WriteRecord,
 )
 from outlive.errors import Corrupt, OutliveError
@@ -208,7 +208,7 @@ class Backend(Protocol):
         """Return a page of entries by (escaped key, thread)."""
         ...
 
-    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         """Return a page of threads by escaped id."""
         ...
 

@@ -262,7 +262,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadRow:
+class ThreadRecord:
     """A thread as a backend lists it."""
 
     id: str

@@ -78,7 +78,7 @@ Node = Leaf | Branch
 
 
 @dataclass(slots=True)
-class Pieces:
+class SplitState:
     """A split state: its parts in the order of the stream, and the tree to split the next one against."""
 
     root: Node | None
@@ -91,7 +91,7 @@ class Pieces:
         return sum([part.size + 40 * len(part.ends) + 200 for part in self.parts])
 
 
-def split(codec: Codec, value: Any, old: Pieces | None = None) -> Pieces:
+def split(codec: Codec, value: Any, old: SplitState | None = None) -> SplitState:
     """Split `value`, and share equal parts with `old`.
 
     Raises Unencodable with the path of what is not data.
@@ -103,15 +103,15 @@ def split(codec: Codec, value: Any, old: Pieces | None = None) -> Pieces:
         codec.pack(value)  # inside the tree a path is relative; this one starts at the state
         raise
     if isinstance(node, bytes):
-        return Pieces(None, [Part(node, [len(node)])], len(node))
+        return SplitState(None, [Part(node, [len(node)])], len(node))
     parts = _flatten(node)
-    return Pieces(node, parts, sum([part.size for part in parts]), splitter.leaves)
+    return SplitState(node, parts, sum([part.size for part in parts]), splitter.leaves)
 
 
 @dataclass(slots=True)
 class _Splitter:
     _codec: Codec
-    _old: Pieces | None
+    _old: SplitState | None
     leaves: dict[int, Part] = field(default_factory=dict)
 
     def visit(self, value: Any, old: Node | None, limit: int) -> bytes | Node:

@@ -86,7 +86,7 @@ class AsyncLock(AsyncContext):
                 await self._take()
                 return self
             except ThreadBusy:
-                if deadline.left_s() <= _PAUSE_S:
+                if deadline.remaining_s() <= _PAUSE_S:
                     raise
             await self._engine.runtime.sleep(_PAUSE_S * random.uniform(0.5, 1.5))
 

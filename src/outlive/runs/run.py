@@ -302,7 +302,7 @@ class AsyncRun(AsyncContext):
         """Queue a save. It renews nothing: what the run writes meanwhile is newer."""
         if self._fence:
             draft.fence = self._token()
-        queued = await self.thread._home._delayed(self._key).save(state, draft)
+        queued = await self.thread._store._delayed(self._key).save(state, draft)
         self._progress.moved()
         self._deferred.stored()
         return queued
@@ -661,10 +661,10 @@ class AsyncRun(AsyncContext):
             raise RunEnded(self.id, stored.status)
 
     def _tell(self, name: str, **details: Any) -> None:
-        if self._engine.watched.is_on:
+        if self._engine.events.is_on:
             info = self.info
             fields = {"run": info.id, "status": info.status, "attempt": info.attempt, **details}
-            self._engine.watched.tell(Event(name, info.thread, info.namespace, **fields))
+            self._engine.events.emit(Event(name, info.thread, info.namespace, **fields))
 
     def _stop(self) -> None:
         self._is_live = False

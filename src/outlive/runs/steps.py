@@ -242,7 +242,7 @@ class Ledger:
             step = step.again(step.arguments, step.attempt, runtime.now(), step.effect_key)
 
     async def _call(self, step: StepInfo, call: Callable[[], Any], options: StepOptions) -> Any:
-        if self._run._engine.watched.is_on:
+        if self._run._engine.events.is_on:
             self._tell(STEP_BEGIN, step, STARTED)
         try:
             value = await self._value(step, call, options)
@@ -322,7 +322,7 @@ class Ledger:
         await run._write_entries(entry)
         step.status, step.value, step.error, step._ended = status, value, error, ended
         self._steps[place] = step
-        if ended and run._engine.watched.is_on:
+        if ended and run._engine.events.is_on:
             self._tell(STEP_END, step, status if error is None else RAISED)
 
 

@@ -46,7 +46,7 @@ class Deadline:
         self.timeout_s = timeout_s
         self._end = None if timeout_s is None else time.monotonic() + timeout_s
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Return the time that is left, 0 if it is over."""
         return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
 
@@ -54,10 +54,10 @@ class Deadline:
         """Start counting again."""
         self._end = time.monotonic() + seconds
 
-    def moved(self) -> None:
+    def note_progress(self) -> None:
         """Note progress; a deadline for idle time starts again."""
 
-    def remaining_s(self) -> float | None:
+    def as_timeout_s(self) -> float | None:
         """Return the timeout for the rest of the call; None means no limit."""
         return None if self._end is None else max(0.001, round(self._end - time.monotonic(), 3))
 

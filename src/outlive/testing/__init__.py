@@ -8,7 +8,7 @@
             return Opener.local(lambda: MyBackend(tmp_path))
 
 The fixture gives an empty backend: a local one (plain functions, see
-`outlive.backends.local.inline.Local`), which is tested sync and async as it is, or an `Opener`,
+`outlive.backends.local.sync_local.Local`), which is tested sync and async as it is, or an `Opener`,
 which tells how to open it, more than once, in each mode.
 
 `BackendContract` has three parts, each of which can be run alone: `RecordsContract` looks at the

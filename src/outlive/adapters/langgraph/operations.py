@@ -202,7 +202,7 @@ class CheckpointOperations:
         async for info in self._store.threads():
             await delete_checkpoints_of(self.session, self.session.key(info.id), wanted)
         # A thread that lost its last checkpoint to a refused call is in no list.
-        await self._engine.confirm(None)
+        await self._engine.confirm_deletion(None)
 
     async def prune(self, threads: Sequence[str], policy: KeepPolicy | None, dry_run: bool) -> Pruned:
         """Delete the checkpoints of threads that a policy does not keep."""

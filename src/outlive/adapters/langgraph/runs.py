@@ -121,7 +121,7 @@ class _GraphRun:
     def __init__(self, graph: Any, run: AsyncRun, config: RunnableConfig | None) -> None:
         serde = _serde_of(graph)
         self._run = run
-        owner = cast(AsyncStore, run.thread._home)
+        owner = cast(AsyncStore, run.thread._store)
         self._codec = Session.of(owner, serde).codec
         store = owner if isinstance(run._engine.runtime, AsyncRuntime) else Store(owner)
         epoch, fence = run._rank

@@ -26,17 +26,17 @@ from outlive.backend import (
     Receipt,
     ThreadKey,
     ThreadQuery,
-    ThreadRow,
+    ThreadRecord,
     WriteRecord,
     escape,
     unescape,
 )
 from outlive.backend.entries import RUN, check_kinds
 from outlive.backends.local.run_index import RunIndex
-from outlive.backends.rules.clock import Clock, clock, has_lapsed, lease_facts, new_token
+from outlive.backends.rules.clock import Clock, clock, has_lapsed, lease_facts, new_generation
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.expectations import check_found
-from outlive.backends.rules.view import Effect, Row, fitting, write_order
+from outlive.backends.rules.view import Counters, Effect, fitting, write_order
 from outlive.errors import Corrupt, OutliveError
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Table:
 
     def __init__(self, key: ThreadKey) -> None:
         self.key = key
-        self.row: Row | None = None
+        self.counters: Counters | None = None
         self.updated_at = 0
         self.metadata: bytes | None = None
         self.projection: str | None = None
@@ -93,7 +93,7 @@ class Table:
 
     def apply(self, effect: Effect) -> None:
         """Do what was decided. Cannot fail half-way: every row was checked before."""
-        self.row = effect.row
+        self.counters = effect.counters
         self.updated_at = effect.at
         if effect.everything:
             self._forget_all()
@@ -103,7 +103,7 @@ class Table:
             del self.chunks[name]
         for name, data in effect.chunks:
             size = self.chunks[name][0] if name in self.chunks else len(data)
-            self.chunks[name] = (size, effect.row.revision)
+            self.chunks[name] = (size, effect.counters.revision)
         for record in (*effect.checkpoints, *effect.rewrites):
             self._put(record)
         for write in effect.writes:
@@ -180,9 +180,9 @@ class Table:
         bodies = sum(len(record.body) for record in self.records.values())
         return bodies + sum(size for size, _ in self.chunks.values())
 
-    def summary(self) -> ThreadRow:
-        row = self.row or Row(0, 0, 0, 0, 0)
-        return ThreadRow(
+    def summary(self) -> ThreadRecord:
+        row = self.counters or Counters(0, 0, 0, 0, 0)
+        return ThreadRecord(
             id=self.key.id,
             generation=row.generation,
             revision=row.revision,
@@ -232,7 +232,7 @@ class MemoryBackend:
 
     def _commit(self, commit: Commit) -> Receipt:
         table = self._table(commit.thread)
-        effect, receipt = decide(commit, table, clock(), new_token())
+        effect, receipt = decide(commit, table, clock(), new_generation())
         if effect is not None:
             check_found(effect, table)
             self._apply(table, effect)
@@ -276,7 +276,7 @@ class MemoryBackend:
         timeout_s: float | None = None,
     ) -> ReadResult:
         def look(table: Table, data: ReadChunks) -> ReadResult:
-            generation = table.row.generation if table.row else 0
+            generation = table.counters.generation if table.counters else 0
             record = table.find_at(namespace, id, at)
             if record is None:
                 return ReadResult(generation)
@@ -291,13 +291,13 @@ class MemoryBackend:
         self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
         table = self._table(query.thread)
-        return (table.row.generation if table.row else 0), table.page(query)
+        return (table.counters.generation if table.counters else 0), table.page(query)
 
     def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
         def look(table: Table, data: ReadChunks) -> Page:
             page = table.page(query)
             records, names = fitting(page, table, max_bytes)
-            generation = table.row.generation if table.row else 0
+            generation = table.counters.generation if table.counters else 0
             return Page(generation, records, data(names, None), len(records) < len(page))
 
         return self._look(query.thread, look, timeout_s)
@@ -341,7 +341,7 @@ class MemoryBackend:
     def _run_index(self) -> RunIndex:
         return self._runs
 
-    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         if query.only is not None:
             table = self._table(ThreadKey.of(query.tenant, query.only))
             return [table.summary()] if table.is_listed else []
@@ -359,7 +359,7 @@ class MemoryBackend:
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         table = self._table(thread)
-        row = table.row or Row(0, 0, 0, 0, 0)
+        row = table.counters or Counters(0, 0, 0, 0, 0)
         return Inventory(row.generation, row.revision, dict(table.chunks))
 
     def fetch(

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from outlive.backend import CheckpointRecord, EntryQuery, EntryRecord, ThreadKey, ThreadQuery, ThreadRow
+from outlive.backend import CheckpointRecord, EntryQuery, EntryRecord, ThreadKey, ThreadQuery, ThreadRecord
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity
@@ -69,17 +69,17 @@ class Listing:
 
     # Threads
 
-    async def threads(self, query: ThreadQuery, deadline: Deadline) -> list[ThreadRow]:
+    async def threads(self, query: ThreadQuery, deadline: Deadline) -> list[ThreadRecord]:
         """Return threads by id."""
 
-        async def work() -> list[ThreadRow]:
+        async def work() -> list[ThreadRecord]:
             await self._identity.complete(deadline)
             start, prefix = to_bytes(query.tenant) + b"\0", to_bytes(query.prefix)
             after = None if query.after is None else to_bytes(query.after)
             buckets = sorted(self._identity.buckets)
             ranges = [Range.of(bucket, start, prefix, after) for bucket in buckets]
             merge = self._merge(threads_key, ranges, query.limit, (False, "any"), deadline)
-            page: list[ThreadRow] = []
+            page: list[ThreadRecord] = []
             while len(page) < query.limit and (lines := await merge.take(query.limit - len(page))):
                 page += await self._rows(query.tenant, lines, query.heads, deadline)
             return page
@@ -88,7 +88,7 @@ class Listing:
 
     async def _rows(
         self, tenant: str, lines: Sequence[Line], heads: bool, deadline: Deadline
-    ) -> list[ThreadRow]:
+    ) -> list[ThreadRecord]:
         threads = [ThreadKey.of(tenant, _id(line.rest, line.bucket)) for line in lines]
         questions = [
             _Question(thread.digest, line.bucket, pack_args((heads, line.text)), thread)
@@ -98,7 +98,7 @@ class Listing:
         listed = [self.row(thread, reply, heads) for thread, reply in zip(threads, replies, strict=True)]
         return [row for row in listed if row is not None]
 
-    def row(self, thread: ThreadKey, reply: list[Any], heads: bool) -> ThreadRow | None:
+    def row(self, thread: ThreadKey, reply: list[Any], heads: bool) -> ThreadRecord | None:
         """Return what a listing shows of a thread; None when it is not listed."""
         stored = rows.parse_row(thread, reply[0])
         if stored is None or not stored.is_listed:
@@ -113,7 +113,7 @@ class Listing:
                 )
             if reply[3] is not None:
                 head = rows.parse_record(thread, b"\0" + reply[3], reply[4] or b"")
-        return rows.thread_row(thread, stored, reply, head)
+        return rows.thread_record(thread, stored, reply, head)
 
     # Entries
 
@@ -212,7 +212,7 @@ class Listing:
             raise _TornIndex(torn)  # a line is in the wrong bucket
         calls = [self._session.script_call(key, name, question.args) for question, key in asked]
         try:
-            replies = await self._session.ask_all(calls, deadline.remaining_s())
+            replies = await self._session.ask_all(calls, deadline.as_timeout_s())
         except Corrupt:
             replies = [
                 await self._ask_one(call, question, deadline)
@@ -225,7 +225,7 @@ class Listing:
 
     async def _ask_one(self, call: Call, question: _Question, deadline: Deadline) -> Any:
         try:
-            return await self._session.ask(call, deadline.remaining_s())
+            return await self._session.ask(call, deadline.as_timeout_s())
         except Corrupt as error:
             thread_id = None if question.thread is None else question.thread.id
             raise Corrupt(error.what, thread=thread_id) from error
@@ -255,7 +255,7 @@ class Listing:
                 for group in groups
                 if group
             ]
-            replies = await session.ask_all(calls, deadline.remaining_s())
+            replies = await session.ask_all(calls, deadline.as_timeout_s())
             pages = [page for reply in replies for page in reply]
             if torn := {part.bucket for part, page in zip(asked, pages, strict=True) if page is None}:
                 raise _TornIndex(torn)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from outlive.backend import ABSENT, NEXT, CheckpointKey, CheckpointRecord, Commit, EntryRecord, WriteRecord
 from outlive.backends.rules.clock import Clock, has_lapsed
-from outlive.backends.rules.view import Effect, Row, View
+from outlive.backends.rules.view import Counters, Effect, View
 from outlive.errors import (
     EntryHeld,
     EpochPassed,
@@ -19,7 +19,7 @@ from outlive.errors import (
 )
 
 
-def check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
+def check(commit: Commit, view: View, row: Counters | None, clock: Clock) -> None:
     """Raise for the first expectation that fails: the fence first, so that a zombie learns that."""
     thread = commit.thread.id
     if commit.fence is not None:
@@ -59,7 +59,7 @@ def brought(commit: Commit) -> set[CheckpointKey]:
     return pairs | {write.checkpoint_key for write in commit.writes}
 
 
-def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
+def _check_turn(commit: Commit, view: View, row: Counters | None) -> None:
     """Check that the commit is the next one: nothing is missing before it or newer."""
     following = row.seq + 1 if row is not None else 1
     is_out = any(draft.seq != following and view.find(*draft.key) is None for draft in commit.checkpoints)

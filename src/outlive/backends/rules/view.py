@@ -11,7 +11,7 @@ Records = tuple[CheckpointRecord, ...]
 
 
 @dataclass(slots=True)
-class Row:
+class Counters:
     """The counters of a thread."""
 
     generation: int
@@ -26,7 +26,7 @@ class View(Protocol):
     """How `decide` looks at one thread."""
 
     @property
-    def row(self) -> Row | None: ...
+    def counters(self) -> Counters | None: ...
     @property
     def is_listed(self) -> bool: ...
     def find(self, namespace: str, id: str) -> CheckpointRecord | None: ...
@@ -50,7 +50,7 @@ class Effect:
     """A commit resolved: what to put and what to remove. `at` is the moment, in microseconds."""
 
     thread: ThreadKey
-    row: Row
+    counters: Counters
     at: int
     checkpoints: Records = ()
     rewrites: Records = ()

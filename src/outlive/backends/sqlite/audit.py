@@ -9,24 +9,24 @@ from typing import Any
 import apsw
 
 from outlive.backend import unescape
+from outlive.backends.sqlite.checked_thread import THREADS, UncheckedThread
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import audit_entries, thread_key
-from outlive.backends.sqlite.rows import RECORD, TABLES, Rows, chunk_crc
-from outlive.backends.sqlite.thread_row import THREADS, UncheckedThread
+from outlive.backends.sqlite.view import RECORD, TABLES, SQLiteView, chunk_crc
 from outlive.errors import Corrupt
 
 
 class Audit:
     """Looks at every row of one thread, and lists what is wrong."""
 
-    def __init__(self, db: apsw.Connection, view: Rows) -> None:
+    def __init__(self, db: apsw.Connection, view: SQLiteView) -> None:
         self._db = db
         self._view = view
         self._damage: list[Corrupt] = []
 
     def run(self) -> list[Corrupt]:
         view = self._view
-        if view.row is None:
+        if view.counters is None:
             return []
         self._try(lambda: view.check_count(None))
         sql = "select info, info_json, info_checksum from thread where key = ?"
@@ -66,7 +66,7 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
     rows: list[Any] = db.execute(f"{THREADS} where not t.listed").fetchall()
     for row in rows:
         try:
-            view = Rows(db, thread_key(row[2], row[3], row[1]), unchecked=UncheckedThread.of(row))
+            view = SQLiteView(db, thread_key(row[2], row[3], row[1]), unchecked=UncheckedThread.of(row))
             # Worded as by the audit of that thread, so that `verify` lists each problem once.
             damage += Audit(db, view).run()
         except Corrupt as error:

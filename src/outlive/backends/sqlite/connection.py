@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import apsw
 
-from outlive.backends.rules.clock import boot_id
 from outlive.backends.sqlite.wal import MarkFile, find_loss, sound_frames
 from outlive.errors import (
     BadURL,
@@ -27,6 +26,7 @@ from outlive.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from outlive.runtime.lease_clock import boot_id
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6F75746C  # "outl"

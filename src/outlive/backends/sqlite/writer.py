@@ -10,26 +10,26 @@ import ormsgpack
 
 from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backends.rules.view import Effect
+from outlive.backends.sqlite.checked_thread import Head, put_head
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
-from outlive.backends.sqlite.rows import (
+from outlive.backends.sqlite.view import (
     CHECKPOINT,
     TABLES,
     WRITE,
     KnownKeys,
-    Rows,
+    SQLiteView,
     chunk_crc,
     info_checksum,
     xor,
 )
-from outlive.backends.sqlite.thread_row import Head, put_head
 from outlive.errors import StaleBase
 
 
 class Writer:
     """Writes an effect into the tables."""
 
-    def __init__(self, db: apsw.Connection, view: Rows, effect: Effect, known: KnownKeys) -> None:
+    def __init__(self, db: apsw.Connection, view: SQLiteView, effect: Effect, known: KnownKeys) -> None:
         self._db = db
         self._view = view
         self._effect = effect
@@ -37,7 +37,7 @@ class Writer:
         self._entries = view.entries
         self._stored = view.stored
         self._touched: dict[str, int] = {}  # namespace → change of its count
-        self._keys = known.of(view.thread.digest, effect.row)  # of chunks, by name
+        self._keys = known.of(view.thread.digest, effect.counters)  # of chunks, by name
         self._checksums: dict[tuple[str, str], bytes] = {}  # of the checkpoints that were put
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
 
@@ -79,7 +79,7 @@ class Writer:
         for entry in effect.entries:
             self._put_entry(entry)
         if effect.info is not None:
-            version, projection = effect.row.info_version, effect.info_projection
+            version, projection = effect.counters.info_version, effect.info_projection
             check = info_checksum(view.key, version, effect.info, projection)
             self._db.execute(
                 "update thread set info = ?, info_checksum = ?, info_json = ? where key = ?",
@@ -87,7 +87,7 @@ class Writer:
             )
         # 4. The row of the thread last: its counts and revision vouch for the other rows.
         listed = bool(self._count or effect.writes or effect.info is not None) or self._has_content()
-        view.save_row(effect.row, (self._count, self._entries, self._stored), effect.at, listed)
+        view.save_row(effect.counters, (self._count, self._entries, self._stored), effect.at, listed)
 
     def _put_writes(self, writes: Sequence[WriteRecord]) -> None:
         changes: dict[CheckpointKey, tuple[int, int]] = {}
@@ -119,7 +119,7 @@ class Writer:
         return ormsgpack.packb(keys)
 
     def _create(self) -> None:
-        thread, row = self._view.thread, self._effect.row
+        thread, row = self._view.thread, self._effect.counters
         self._db.execute(
             "insert into thread(key, digest, tenant, listed, generation, revision, epoch, seq, checkpoints, entries, stored, created_at, "
             "updated_at, info_version, checksum) values(?, ?, ?, 0, ?, ?, ?, ?, 0, 0, 0, ?, ?, 0, x'')",
@@ -139,7 +139,7 @@ class Writer:
         self._count = self._entries = self._stored = 0
 
     def _put_chunk(self, name: bytes, data: bytes) -> None:
-        key, revision = self._view.key, self._effect.row.revision
+        key, revision = self._view.key, self._effect.counters.revision
         self._db.execute(
             "insert into chunk(thread, name, revision, crc, data) values(?, ?, ?, ?, ?) on conflict(thread, name) do nothing",
             (key, name, revision, chunk_crc(key, name, revision, data), data),
@@ -217,7 +217,7 @@ class Writer:
 
     def _settle_head(self, namespace: str) -> None:
         """Store the newest checkpoint of a namespace and their count; of the root, any change."""
-        view, revision = self._view, self._effect.row.revision
+        view, revision = self._view, self._effect.counters.revision
         change = self._touched.get(namespace, 0)
         old = None
         if not self._effect.everything:

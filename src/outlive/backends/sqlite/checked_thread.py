@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import apsw
 
 from outlive.backend import ThreadKey, checksum, escape
-from outlive.backends.rules.view import Row
+from outlive.backends.rules.view import Counters
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.errors import Corrupt
 
@@ -115,7 +115,7 @@ def put_head(db: apsw.Connection, digest: bytes, name: str, head: Head) -> None:
     )
 
 
-class ThreadRows:
+class CheckedThread:
     """The counters and heads of one thread as they are inside a transaction."""
 
     def __init__(
@@ -125,7 +125,7 @@ class ThreadRows:
         self._unchecked = unchecked
         self._heads: dict[str, Head | None] = {}  # those that were checked
         self.thread = thread
-        self.row: Row | None = None
+        self.counters: Counters | None = None
         self.key = self.checkpoints = self.entries = self.stored = self.updated_at = 0
         self.is_listed = self.has_row = False
         # The row of the thread counts when it and the head of the root namespace say the same.
@@ -138,7 +138,7 @@ class ThreadRows:
             row = self._unchecked.row
             self.has_row, self.key, self.is_listed = True, row[0], bool(row[4])
             self.checkpoints, self.entries, self.stored, self.updated_at = row[9], row[10], row[11], row[13]
-            self.row = Row(row[5], row[6], row[7], row[8], row[12], row[14])
+            self.counters = Counters(row[5], row[6], row[7], row[8], row[12], row[14])
 
     def _disagreement(self) -> str | None:
         """Say what is wrong with the row of the thread, or with that of its root's head."""
@@ -175,7 +175,7 @@ class ThreadRows:
         epoch, seq, self.checkpoints = fetch_one(self._db, around, (self.key,))
         (revision,) = fetch_one(self._db, "select max(revision) from chunk where thread = ?", (self.key,))
         if self.key:
-            self.row = Row(
+            self.counters = Counters(
                 0,
                 _greatest(row[6], root[1], revision),
                 _greatest(row[7], root[2], epoch),
@@ -214,7 +214,7 @@ class ThreadRows:
             raise self._corrupt(f"the head of namespace {namespace!r} has lost {loss}")
         return head
 
-    def save_row(self, row: Row, counts: tuple[int, int, int], at: int, listed: bool) -> None:
+    def save_row(self, row: Counters, counts: tuple[int, int, int], at: int, listed: bool) -> None:
         """Write the row of the thread. One without anything keeps its counters, and not its id."""
         is_empty = not listed and not counts[1]
         fields = (

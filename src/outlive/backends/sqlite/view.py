@@ -18,16 +18,16 @@ from outlive.backend import (
     EntryRecord,
     HistoryQuery,
     ThreadKey,
-    ThreadRow,
+    ThreadRecord,
     WriteRecord,
     checksum,
     escape,
     unescape,
 )
-from outlive.backends.rules.view import Row, write_order
+from outlive.backends.rules.view import Counters, write_order
+from outlive.backends.sqlite.checked_thread import CheckedThread, UncheckedThread, guess, look_up
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import StoredEntry, find_entry
-from outlive.backends.sqlite.thread_row import ThreadRows, UncheckedThread, guess, look_up
 from outlive.errors import Corrupt
 
 CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, names, body, checksum"
@@ -68,7 +68,7 @@ class KnownKeys:
     def __init__(self) -> None:
         self._threads: dict[bytes, tuple[int, dict[bytes, int]]] = {}
 
-    def of(self, digest: bytes, row: Row) -> dict[bytes, int]:
+    def of(self, digest: bytes, row: Counters) -> dict[bytes, int]:
         """Return the keys of a thread in its present generation."""
         known = self._threads.get(digest)
         if known is None or known[0] != row.generation:
@@ -85,7 +85,7 @@ class KnownKeys:
 _KNOWN_THREADS = 1000
 
 
-class Rows(ThreadRows):
+class SQLiteView(CheckedThread):
     """One thread as it is inside a transaction."""
 
     def __init__(
@@ -371,13 +371,13 @@ class Rows(ThreadRows):
 
     def summary(
         self, info: bytes | None, projection: str | None, check: bytes | None, heads: bool = True
-    ) -> ThreadRow:
-        assert self.row is not None
-        row = self.row
+    ) -> ThreadRecord:
+        assert self.counters is not None
+        row = self.counters
         if check != (None if info is None else info_checksum(self.key, row.info_version, info, projection)):
             raise self._corrupt("its metadata is damaged")
         head = self.newest("", None) if heads else None
-        return ThreadRow(
+        return ThreadRecord(
             self.thread.id, row.generation, row.revision, row.epoch, row.seq, self.checkpoints, self.stored,
             row.created_at, self.updated_at, info, projection, row.info_version, head,
         )  # fmt: skip
