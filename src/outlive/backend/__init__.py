@@ -32,6 +32,7 @@ from outlive.backend.records import (
     Commit,
     Cursor,
     EntryRecord,
+    Fence,
     Inventory,
     Page,
     Rank,
@@ -55,7 +56,7 @@ from outlive.backend.records import (
 __all__ = [
     "ABSENT", "FORMAT", "NAMING_THREAD", "NEXT", "OUTBOX", "RESERVED", "TOMBSTONE", "WALL", "Backend", "CachedHead",
     "CheckpointKey", "CheckpointRecord", "Commit", "Cursor", "EntryCursor", "EntryQuery",
-    "EntryRecord", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
+    "EntryRecord", "Fence", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
     "ReencryptedBodies", "Removal", "ThreadKey", "ThreadQuery", "ThreadRecord", "Watch", "WriteRecord",
     "all_entries", "all_records", "all_threads", "checksum", "commit", "entry_pages", "escape", "lineage",
     "outcome_unknown", "reserved", "retry_stale", "shortest_timeout", "stamped", "thread_record", "tombstone_key", "unescape",

@@ -27,7 +27,7 @@ from outlive.arguments import (
     check_run_durability,
     check_usage,
 )
-from outlive.backend import Commit, EntryRecord, Receipt, ThreadKey
+from outlive.backend import Commit, EntryRecord, Fence, Receipt, ThreadKey
 from outlive.backend.entries import WAIT
 from outlive.errors import (
     BadArgument,
@@ -301,7 +301,7 @@ class AsyncRun(AsyncContext):
     async def _save_later(self, state: Any, draft: Draft) -> CheckpointInfo:
         """Queue a save. It renews nothing: what the run writes meanwhile is newer."""
         if self._fence:
-            draft.fence = self._token()
+            draft.fence = self._as_fence()
         queued = await self.thread._store._delayed(self._key).save(state, draft)
         self._progress.moved()
         self._deferred.stored()
@@ -310,7 +310,7 @@ class AsyncRun(AsyncContext):
     async def _store(self, state: Any, draft: Draft) -> CheckpointInfo:
         body = None
         if self._fence:
-            draft.fence = self._token()
+            draft.fence = self._as_fence()
             body = lease.pack_run(self._engine, self.info)
             draft.entries = self._renewals(body)
         saved: CheckpointInfo = await self._kept(self.thread._save(state, draft))
@@ -636,7 +636,7 @@ class AsyncRun(AsyncContext):
         commit = Commit(self._key, entries=tuple(entries), timeout_s=timeout_s)
         self._stop()  # a renewal that came after the end would be refused
         try:
-            await self._commit_end(status, replace(commit, fence=self._token()) if self._fence else commit)
+            await self._commit_end(status, replace(commit, fence=self._as_fence()) if self._fence else commit)
         except (LeaseLost, RunEnded):
             raise
         except BaseException:
@@ -746,8 +746,8 @@ class AsyncRun(AsyncContext):
             raise RunNotStarted(self.id)
         raise RunEnded(self.id, "left without an end" if self.info.status == RUNNING else self.status)
 
-    def _token(self) -> tuple[str, str, int, int]:
-        return (RUN, self.id, self._epoch, self._fence)
+    def _as_fence(self) -> Fence:
+        return Fence(RUN, self.id, self._epoch, self._fence)
 
     def _renewals(self, body: bytes | None = None) -> tuple[EntryRecord, ...]:
         """Return the entries that renew the leases, of a revision of their own; called under the mutex, by every write."""
@@ -779,7 +779,7 @@ class AsyncRun(AsyncContext):
     async def _commit(self, commit: Commit) -> Receipt:
         if not self._fence:
             return await self._engine.commit(commit)
-        return await self._kept(self._engine.commit(replace(commit, fence=self._token())))  # type: ignore[no-any-return]
+        return await self._kept(self._engine.commit(replace(commit, fence=self._as_fence())))  # type: ignore[no-any-return]
 
     def _is_stalled(self) -> bool:
         limit_s = self.info.progress_s
@@ -822,7 +822,7 @@ class AsyncRun(AsyncContext):
 
     def _renewal(self) -> Commit:
         """Return the commit that renews the leases, with the progress if it has news. It is of no newer revision than the last write."""
-        fence = self._token() if self._fence else None
+        fence = self._as_fence() if self._fence else None
         revision = self._revision
         body = self._progress.take_news(self._engine.codec, self.info, revision)
         return Commit(

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend import Commit, EntryRecord, Receipt, Removal, ThreadKey
+from outlive.backend import Commit, EntryRecord, Fence, Receipt, Removal, ThreadKey
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
 from outlive.runs import attempts, lease, tickets, timers
 from outlive.runs.effect_keys import new_seed
@@ -176,9 +176,7 @@ class Start:
             run.body,
         )
 
-    async def _begin(
-        self, entries: tuple[EntryRecord, ...], fence: tuple[str, str, int, int] | None, *, is_new: bool
-    ) -> Receipt:
+    async def _begin(self, entries: tuple[EntryRecord, ...], fence: Fence | None, *, is_new: bool) -> Receipt:
         """Store the entries, and for a new run a checkpoint.
 
         So a crash in the first step leaves a checkpoint to resume from.
@@ -300,7 +298,7 @@ class Start:
                 LOCK, self._info.namespace, None, "free", epoch=holding.lock_epoch, fence=holding.fence
             )
             entries.append(replace(free, revision=holding.revision + 1))
-        fence = (RUN, self._info.id, holding.epoch, holding.fence)
+        fence = Fence(RUN, self._info.id, holding.epoch, holding.fence)
         await self._engine.commit(
             Commit(self._key, entries=tuple(entries), removal=removal, fence=fence, timeout_s=_GIVE_BACK_S)
         )

@@ -19,6 +19,7 @@ from outlive.backend import (
     CheckpointRecord,
     Commit,
     EntryRecord,
+    Fence,
     HistoryQuery,
     ReadResult,
     Receipt,
@@ -67,7 +68,7 @@ class Draft:
     step: int | None = None
     source: str = "loop"
     run: str | None = None
-    fence: tuple[str, str, int, int] | None = None
+    fence: Fence | None = None
     entries: tuple[EntryRecord, ...] = ()
     replace: bool = False
     writes: tuple[PendingWrite, ...] = ()
@@ -185,15 +186,14 @@ class Engine:
         prepared.commit.timeout_s = draft.timeout_s = deadline.as_timeout_s()
         # 2. Commit: all of it or none. A crash here leaves the parent as head.
         try:
-            try:
-                receipt = await self.commit(prepared.commit)
-            except StaleBase as stale:
-                receipt = await self._commit_rebased(prepared, stale, deadline)
+            receipt = await self._commit_or_rebase(prepared, deadline)
         except StaleBase:
-            raise
+            raise  # the caller reads the newest state and tries again
         except BaseException as error:
             # Saved or not: the next save must read what is there.
             self.cache.drop(key.digest, draft.namespace)
+            # A replacement is no new checkpoint, so the backend does not look for its id first: an
+            # earlier attempt of the caller may be what moved the head or ended the lease.
             if draft.replace and isinstance(error, HeadMoved | LeaseLost):
                 draft.timeout_s = deadline.as_timeout_s()
                 if (stored := await self._stored(key, prepared)) is not None:
@@ -210,14 +210,16 @@ class Engine:
             raise OutcomeUnknown(key.id, draft.id, deadline.timeout_s, str(error)) from error
         return None if repeated is None else (repeated, receipt)
 
-    async def _commit_rebased(self, prepared: Prepared, stale: StaleBase, deadline: Deadline) -> Receipt:
-        """Commit in a newer generation, when that still has all chunks that the save shares."""
-        if stale.generation is None or not prepared.plan.shared <= stale.chunks:
-            raise stale
-        timeout_s, token = deadline.as_timeout_s(), os.urandom(8)
-        return await self.commit(
-            replace(prepared.commit, generation=stale.generation, timeout_s=timeout_s, token=token)
-        )
+    async def _commit_or_rebase(self, prepared: Prepared, deadline: Deadline) -> Receipt:
+        """Commit; in a newer generation, if that still has all chunks that the save shares."""
+        try:
+            return await self.commit(prepared.commit)
+        except StaleBase as stale:
+            if stale.generation is None or not prepared.plan.shared <= stale.chunks:
+                raise
+            timeout_s, token = deadline.as_timeout_s(), os.urandom(8)
+            rebased = replace(prepared.commit, generation=stale.generation, timeout_s=timeout_s, token=token)
+        return await self.commit(rebased)
 
     async def prepare(self, key: ThreadKey, state: Any, draft: Draft, cache: Cache | None) -> Prepared:
         """Split, plan and describe a save without changing anything; without a cache it shares nothing."""

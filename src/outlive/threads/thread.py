@@ -31,6 +31,7 @@ from outlive.backend import (
     CheckpointKey,
     CheckpointRecord,
     Commit,
+    Fence,
     Removal,
     ThreadKey,
     WriteRecord,
@@ -155,32 +156,27 @@ class AsyncThread(Generic[S]):
 
     def _draft(self, **options: Unpack[SaveOptions]) -> Draft:
         """Check what a caller wants to save beside the state."""
-        id, parent, expect, run = (
+        id, expect, run, step = (
             options.get("id"),
-            options.get("parent"),
             options.get("expect"),
             options.get("run"),
+            options.get("step"),
         )
-        step, source, timeout_s = options.get("step"), options.get("source", "loop"), options.get("timeout_s")
-        writes, metadata, interrupts = (
-            options.get("writes"),
-            options.get("metadata"),
-            options.get("interrupts"),
-        )
-        next_nodes, completed_tasks = options.get("next_nodes"), options.get("completed_tasks")
-        replace = options.get("replace", False)
-        head = None if expect is None or isinstance(expect, New) else check_id("expect", expect)
-        # A replacement keeps the parent that the checkpoint has. A new checkpoint that expects a head follows it.
+        source, timeout_s = options.get("source", "loop"), options.get("timeout_s")
+        writes, metadata = options.get("writes"), options.get("metadata")
+        interrupts, next_nodes = options.get("interrupts"), options.get("next_nodes")
+        completed_tasks = options.get("completed_tasks")
+        parent, follows = _parent_of(options)
         return Draft(
             namespace=self.namespace,
             id=check_id("id", id) if id is not None else new_id(),
-            parent=(None if replace else head) if parent is None else check_id("parent", parent),
-            follows=parent is None and (expect is None or replace),
-            expect=None if expect is None else (self.namespace, head),
+            parent=parent,
+            follows=follows,
+            expect=None if expect is None else (self.namespace, _expected_head(expect)),
             step=step if step is None else check_step(step),
             source=source if source == "loop" else check_source(source),
             run=None if run is None else run_id_of(run),
-            replace=replace,
+            replace=options.get("replace", False),
             writes=check_writes(writes) if writes else (),
             metadata=check_metadata(metadata) if metadata else {},
             next_nodes=check_names("next_nodes", next_nodes) if next_nodes else (),
@@ -189,7 +185,7 @@ class AsyncThread(Generic[S]):
             timeout_s=self._engine.timeout_s if timeout_s is None else self._store._timeout(timeout_s),
         )
 
-    def _fence(self, fence: Fencing | None) -> tuple[str, str, int, int] | None:
+    def _fence(self, fence: Fencing | None) -> Fence | None:
         """Return what a commit must find in the store for a lock to be held still."""
         if fence is None:
             return None
@@ -613,3 +609,20 @@ class AsyncThread(Generic[S]):
     async def flush(self) -> None:
         """Wait until the saves of this thread that are in the background are stored. Raises what went wrong."""
         await self._settled()
+
+
+def _expected_head(expect: str | New) -> str | None:
+    """Return the id that `expect=` names; None for a thread without a checkpoint."""
+    return None if isinstance(expect, New) else check_id("expect", expect)
+
+
+def _parent_of(options: SaveOptions) -> tuple[str | None, bool]:
+    """Return the parent of a save, and whether it follows the head, whatever that is when it is stored."""
+    parent, expect = options.get("parent"), options.get("expect")
+    if parent is not None:
+        return check_id("parent", parent), False
+    if options.get("replace", False):
+        return None, True  # it keeps the parent that the checkpoint has
+    if expect is not None:
+        return _expected_head(expect), False
+    return None, True

@@ -96,7 +96,7 @@ class Table:
         self.counters = effect.counters
         self.updated_at = effect.at
         if effect.everything:
-            self._forget_all()
+            self._delete_all()
         for pair in effect.removed:
             self._remove(pair)
         for name in effect.removed_chunks:
@@ -116,7 +116,7 @@ class Table:
         if effect.info is not None:
             self.metadata, self.projection = effect.info, effect.info_projection
 
-    def _forget_all(self) -> None:
+    def _delete_all(self) -> None:
         self.metadata = self.projection = None
         for rows in (self.records, self.orders, self.chunks, self.pending, self.notes):
             rows.clear()

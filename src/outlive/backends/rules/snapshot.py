@@ -113,7 +113,7 @@ class Wanted:
             (entry.kind, entry.key) for entry in (*commit.entries, *(old for old, _ in reencrypted.entries))
         ]
         if commit.fence is not None:
-            entries.append(commit.fence[:2])
+            entries.append((commit.fence.kind, commit.fence.key))
         # A merge must not bring back what was removed: look for tombstones.
         if commit.merge or any(draft.seq for draft in commit.checkpoints):
             keys = [tombstone_key(*draft.key) for draft in commit.checkpoints]

@@ -9,9 +9,9 @@ from typing import Any
 import apsw
 
 from outlive.backend import unescape
-from outlive.backends.sqlite.checked_thread import THREADS, UncheckedThread
+from outlive.backends.sqlite.checked_thread import THREADS, UncheckedThread, listed_key
 from outlive.backends.sqlite.connection import fetch_one
-from outlive.backends.sqlite.entries import audit_entries, thread_key
+from outlive.backends.sqlite.entries import audit_entries
 from outlive.backends.sqlite.view import RECORD, TABLES, SQLiteView, chunk_crc
 from outlive.errors import Corrupt
 
@@ -66,12 +66,13 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
     rows: list[Any] = db.execute(f"{THREADS} where not t.listed").fetchall()
     for row in rows:
         try:
-            view = SQLiteView(db, thread_key(row[2], row[3], row[1]), unchecked=UncheckedThread.of(row))
+            view = SQLiteView(db, listed_key(row), unchecked=UncheckedThread.of(row))
             # Worded as by the audit of that thread, so that `verify` lists each problem once.
             damage += Audit(db, view).run()
         except Corrupt as error:
             damage.append(error)
-        if row[24] is not None or row[26] is not None:
+        *_, info, _, check = row
+        if info is not None or check is not None:
             damage.append(Corrupt("a thread without content has metadata"))
     sql = (
         "select tenant, id from roster except select tenant, id from thread where listed "

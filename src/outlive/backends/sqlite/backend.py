@@ -42,9 +42,9 @@ from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting, write_order
 from outlive.backends.sqlite.audit import Audit, orphans
-from outlive.backends.sqlite.checked_thread import THREADS, UncheckedThread
+from outlive.backends.sqlite.checked_thread import THREADS, ThreadColumns, UncheckedThread, listed_key
 from outlive.backends.sqlite.connection import SCHEMA_VERSION, Connection, fetch_one
-from outlive.backends.sqlite.entries import EntrySearch, prefix_range, thread_key
+from outlive.backends.sqlite.entries import EntrySearch, prefix_range
 from outlive.backends.sqlite.view import KnownKeys, SQLiteView
 from outlive.backends.sqlite.writer import Writer
 from outlive.errors import Corrupt, OutliveError
@@ -263,13 +263,14 @@ class SQLiteBackend:
             ).fetchall()
             roster = f"select t.id from roster t where t.tenant = ? and {where} order by t.id limit ?"
             expected = [row[0] for row in db.execute(roster, values)]
-            if expected != [row[3] for row in rows]:
+            if expected != [ThreadColumns.of(row).id for row in rows]:
                 raise Corrupt("the list of threads is damaged: a row of it is gone or changed")
             return [self._summary(db, row, query.heads) for row in rows]
 
     def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRecord:
-        view = SQLiteView(db, thread_key(row[2], row[3], row[1]), unchecked=UncheckedThread.of(row))
-        return view.summary(row[24], row[25], row[26], heads)
+        view = SQLiteView(db, listed_key(row), unchecked=UncheckedThread.of(row))
+        *_, info, projection, check = row
+        return view.summary(info, projection, check, heads)
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         with self._connection.transaction("deferred") as db:

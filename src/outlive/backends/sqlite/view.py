@@ -130,7 +130,7 @@ class SQLiteView(CheckedThread):
         return record
 
     def head(self, namespace: str) -> str | None:
-        head = self.newest_head(namespace)
+        head = self.check_head(namespace)
         return None if head is None else unescape(head.id or "")
 
     def count(self) -> int:
@@ -241,7 +241,7 @@ class SQLiteView(CheckedThread):
             self.check_count(query.namespace)
             if query.namespace is not None:
                 # Its place may have been changed to that of another page.
-                self.newest_head(query.namespace)
+                self.check_head(query.namespace)
         records = self._records(query.namespace, query.before)
         matches = (record for record in records if query.run is None or record.run == query.run)
         return list(itertools.islice(matches, query.limit))

@@ -10,7 +10,7 @@ import ormsgpack
 
 from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backends.rules.view import Effect
-from outlive.backends.sqlite.checked_thread import Head, put_head
+from outlive.backends.sqlite.checked_thread import Head, put_head, roster_key
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
 from outlive.backends.sqlite.view import (
@@ -50,11 +50,11 @@ class Writer:
         # 2. Removals first: what is put may take the place of what is removed.
         records = (*effect.checkpoints, *effect.rewrites)
         if effect.everything:
-            self._forget_all()
+            self._delete_all()
         else:
             # Compare the heads that change with the index, before both change.
             for namespace in {record.namespace for record in records} | {key[0] for key in effect.removed}:
-                view.newest_head(namespace)
+                view.check_head(namespace)
         for pair in effect.removed:
             self._remove_checkpoint(*pair)
             if pair in view.have_writes:  # also without a checkpoint
@@ -87,7 +87,7 @@ class Writer:
             )
         # 4. The row of the thread last: its counts and revision vouch for the other rows.
         listed = bool(self._count or effect.writes or effect.info is not None) or self._has_content()
-        view.save_row(effect.counters, (self._count, self._entries, self._stored), effect.at, listed)
+        self._put_thread(is_listed=listed)
 
     def _put_writes(self, writes: Sequence[WriteRecord]) -> None:
         changes: dict[CheckpointKey, tuple[int, int]] = {}
@@ -127,7 +127,34 @@ class Writer:
         )  # fmt: skip
         self._view.key = self._db.last_insert_rowid()
 
-    def _forget_all(self) -> None:
+    def _put_thread(self, *, is_listed: bool) -> None:
+        """Write the row of the thread. One without anything keeps its counters, and not its id."""
+        view, counters = self._view, self._effect.counters
+        id = escape(view.thread.id) if is_listed or self._entries else None
+        fields = (
+            view.key, view.thread.digest, escape(view.thread.tenant), id, int(is_listed),
+            counters.generation, counters.revision, counters.epoch, counters.seq, self._count, self._entries, self._stored,
+            counters.created_at, self._effect.at, counters.info_version,
+        )  # fmt: skip
+        columns = (
+            "generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
+            "entries = ?, stored = ?, created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?"
+        )
+        if is_listed and view.is_listed:  # the id stays: what is not written leaves its index alone
+            self._db.execute(f"update thread set {columns}", (*fields[5:], checksum(*fields), view.key))
+            return
+        self._db.execute(
+            f"update thread set id = ?, listed = ?, {columns}", (*fields[3:], checksum(*fields), view.key)
+        )
+        if is_listed != view.is_listed:
+            statement = (
+                "insert or replace into roster values(?, ?)"
+                if is_listed
+                else "delete from roster where tenant = ? and id = ?"
+            )
+            self._db.execute(statement, roster_key(view.thread))
+
+    def _delete_all(self) -> None:
         key = self._view.key
         for table in TABLES:
             self._db.execute(f"delete from {table} where thread = ?", (key,))
