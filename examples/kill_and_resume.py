@@ -96,7 +96,7 @@ def show_diff(thread: outlive.Thread, old: outlive.CheckpointInfo, new: outlive.
 def show_fork(thread: outlive.Thread, at: outlive.CheckpointInfo) -> None:
     """Change the past, in a thread of its own."""
     before = thread.load()
-    branch = thread.fork("trip-by-night", at=at.id)
+    branch = thread.fork("trip-by-night", checkpoint=at.id)
     copied = branch.size().stored_bytes
     state = branch.load()
     state["notes"][STEPS[1]] = "there is a night ferry"
@@ -109,7 +109,7 @@ def show_fork(thread: outlive.Thread, at: outlive.CheckpointInfo) -> None:
 
 
 def show_cost(store: outlive.Store, file: Path) -> None:
-    sizes = store.size()
+    sizes = store.thread(THREAD).size()
     store.close()  # SQLite moves its log into the file
     say(f"\nwhat {sizes.checkpoints} checkpoints cost")
     say(f"  whole states, uncompressed  {sizes.state_bytes:>9,} bytes")

@@ -34,10 +34,10 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
 
 async def _fill(path: Path, count: int) -> None:
     async with ours.open_async(path, fsync="normal") as store:
-        await asyncio.gather(*(_fill_some(store, range(n, count, _FILLERS)) for n in range(_FILLERS)))
+        await asyncio.gather(*(fill_some(store, range(n, count, _FILLERS)) for n in range(_FILLERS)))
 
 
-async def _fill_some(store: outlive.AsyncStore, numbers: range) -> None:
+async def fill_some(store: outlive.AsyncStore, numbers: range) -> None:
     for number in numbers:
         await store.thread(f"thread-{number:06}").save({"step": 1, "note": f"thread {number}"})
 

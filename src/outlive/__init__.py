@@ -1,7 +1,7 @@
 """State that outlives the process: checkpoints for AI agents.
 
-The names in `__all__` are the public API, with `outlive.errors`, `outlive.backend` (for authors of backends), `outlive.testing`,
-`outlive.adapters` and `outlive.otel`. Every other module is private and may change in any release.
+The names in `__all__` are the public API, with `outlive.errors`, `outlive.adapters`, `outlive.otel`, and for authors of backends
+`outlive.backend`, `outlive.authoring` and `outlive.testing`. Every other module is private and may change in any release.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from outlive.errors import CallerError as CallerError
     from outlive.errors import CheckpointExists as CheckpointExists
+    from outlive.errors import Conflict as Conflict
     from outlive.errors import Corrupt as Corrupt
     from outlive.errors import HeadMoved as HeadMoved
     from outlive.errors import LeaseLost as LeaseLost
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from outlive.retention.policy import Retain as Retain
     from outlive.retention.policy import Swept as Swept
     from outlive.runs.attempts import Attempt as Attempt
+    from outlive.runs.budget import Budget as Budget
     from outlive.runs.effect_keys import EffectKey as EffectKey
     from outlive.runs.lease import RunInfo as RunInfo
     from outlive.runs.lock import AsyncLock as AsyncLock
@@ -74,12 +76,13 @@ if TYPE_CHECKING:
     from outlive.values import Problem as Problem
     from outlive.values import Pruned as Pruned
     from outlive.values import Sizes as Sizes
+    from outlive.values import StoreSize as StoreSize
     from outlive.values import ThreadInfo as ThreadInfo
     from outlive.values import Verified as Verified
 
 # Where each public name is defined. It is imported when it is first used: `outlive --help` needs none, and starts at once.
 _MODULES = {
-    "errors": "CallerError CheckpointExists Corrupt HeadMoved LeaseLost NotReplicated OutcomeUnknown OutliveError RunBusy RunEnded RunSuspended StoreError ThreadBusy",
+    "errors": "CallerError CheckpointExists Conflict Corrupt HeadMoved LeaseLost NotReplicated OutcomeUnknown OutliveError RunBusy RunEnded RunSuspended StoreError ThreadBusy",
     "events": "Event",
     "factory": "open open_async",
     "format.extensions": "Opaque",
@@ -89,6 +92,7 @@ _MODULES = {
     "layers.replication.options": "Replication ReplicationStatus RoleChange",
     "retention.policy": "Retain Swept DeletionCount",
     "runs.attempts": "Attempt",
+    "runs.budget": "Budget",
     "runs.effect_keys": "EffectKey",
     "runs.lease": "RunInfo",
     "runs.lock": "AsyncLock",
@@ -109,10 +113,10 @@ _MODULES = {
     "sync.thread": "Thread",
     "sync.worker": "Worker",
     "threads.thread": "AsyncThread",
-    "values": "NEW Change Checkpoint CheckpointInfo Interrupt PendingWrite Problem Pruned Sizes ThreadInfo Verified",
+    "values": "NEW Change Checkpoint CheckpointInfo Interrupt PendingWrite Problem Pruned Sizes StoreSize ThreadInfo Verified",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-_SUBMODULES = ("adapters", "backend", "errors", "otel", "testing")
+_SUBMODULES = ("adapters", "authoring", "backend", "errors", "otel", "testing")
 
 __all__ = [
     "NEW",
@@ -123,12 +127,14 @@ __all__ = [
     "AsyncThread",
     "AsyncWorker",
     "Attempt",
+    "Budget",
     "CallerError",
     "Change",
     "Checkpoint",
     "CheckpointExists",
     "CheckpointFile",
     "CheckpointInfo",
+    "Conflict",
     "Corrupt",
     "DeletionCount",
     "EffectKey",
@@ -169,6 +175,7 @@ __all__ = [
     "StepInfo",
     "Store",
     "StoreError",
+    "StoreSize",
     "Swept",
     "Thread",
     "ThreadBusy",
@@ -191,7 +198,9 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        is_error = hasattr(importlib.import_module(f"{__name__}.errors"), name)
+        where = f"; it is {__name__}.errors.{name}" if is_error and name[:1].isupper() else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{where}")
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     return value
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outlive.errors import BadArgument, CallerError
-from outlive.values import CONTROL, SOURCES, Interrupt, PendingWrite
+from outlive.values import CONTROL, SOURCES, Interrupt, PendingWrite, parse_thread_cursor
 
 MAX_ID = 1000
 MAX_TIMEOUT_S = 1_000_000
@@ -189,6 +189,23 @@ def check_interrupts(value: Sequence[Interrupt]) -> tuple[Interrupt, ...]:
     if not isinstance(value, Iterable) or not all(isinstance(item, Interrupt) for item in value):
         raise BadArgument("interrupts must be outlive.Interrupt(id, node, payload)")
     return tuple(value)
+
+
+def check_order(value: object, prefix: str) -> str:
+    """Return the order of a listing of threads, or raise BadArgument."""
+    if value not in ("id", "updated"):
+        raise BadArgument(f'order must be "id" or "updated", not {value!r:.100}')
+    if value == "updated" and prefix:
+        raise BadArgument('a prefix is for threads by id: leave it out, or leave out order="updated"')
+    return str(value)
+
+
+def thread_cursor(text: str) -> tuple[int, str]:
+    """Return the place that the cursor of a thread names, or raise BadArgument."""
+    place = parse_thread_cursor(text)
+    if place is None:
+        raise BadArgument(f'with order="updated", after is the cursor of a ThreadInfo, not {text!r:.100}')
+    return place
 
 
 def check_limit(value: object) -> int | None:

@@ -1,6 +1,7 @@
 """Every error that outlive raises: one root, two branches.
 
-`CallerError`: the call cannot succeed as it is, and fails again until the program changes.
+`CallerError`: the call cannot succeed as it is. Change the program; or, for a `Conflict`, another
+process was faster or holds what the call needs, and it may succeed later.
 `StoreError`: the store could not do it, or its data is damaged. A retry may help.
 """
 
@@ -49,6 +50,10 @@ class CallerError(OutliveError):
     """The call itself cannot succeed: change the call."""
 
 
+class Conflict(CallerError):
+    """Another process was faster, or holds what the call needs: read again or wait, then decide."""
+
+
 class StoreError(OutliveError):
     """The store could not do it now, or what it has stored is damaged."""
 
@@ -68,7 +73,7 @@ class SyncAsyncMixed(CallerError, TypeError):
     """A sync store is used as an async one, or the other way round."""
 
 
-class MissingExtra(CallerError, ImportError):
+class ExtraMissing(CallerError, ImportError):
     """An optional dependency is not installed.
 
     `extra` is the extra of outlive that installs it, or "" if none does.
@@ -160,10 +165,9 @@ class CheckpointMissing(CallerError, LookupError):
     """The thread does not have the checkpoint that the call needs."""
 
     def __init__(self, thread: str, checkpoint: str | None, advice: str = "") -> None:
-        which = "no checkpoint" if checkpoint is None else f"no checkpoint {checkpoint!r}"
-        super().__init__(
-            f"thread {thread!r} has {which}; {advice or 'thread.history() lists its checkpoints'}"
-        )
+        which = "no checkpoint yet" if checkpoint is None else f"no checkpoint {checkpoint!r}"
+        default = "save a state first" if checkpoint is None else "thread.history() lists its checkpoints"
+        super().__init__(f"thread {thread!r} has {which}; {advice or default}")
         self.thread = thread
         self.checkpoint = checkpoint
 
@@ -182,22 +186,24 @@ class ThreadNotEmpty(CallerError):
         self.what = what
 
 
-class HeadMoved(CallerError):
+class HeadMoved(Conflict):
     """Compare-and-set failed: another writer saved first, so nothing was stored."""
 
     def __init__(self, thread: str, namespace: str, expected: str | None, head: str | None) -> None:
         where = f" namespace {namespace!r}" if namespace else ""
-        super().__init__(
-            f"the head of thread {thread!r}{where} is {head!r}, not {expected!r}, so nothing was stored; "
-            "load the thread and decide again"
-        )
+        problem = f"the head of thread {thread!r}{where} is {head!r}, not {expected!r}"
+        if expected is None:
+            problem = f"the head of thread {thread!r}{where} is {head!r}, and the call expects no checkpoint"
+        elif head is None:
+            problem = f"thread {thread!r}{where} has no checkpoint, and the call expects {expected!r}"
+        super().__init__(f"{problem}, so nothing was stored; load the thread and decide again")
         self.thread = thread
         self.namespace = namespace
         self.expected = expected
         self.head = head
 
 
-class MetadataMoved(CallerError):
+class MetadataMoved(Conflict):
     """Another writer changed the metadata of the thread during this call. outlive retries first."""
 
     def __init__(self, thread: str) -> None:
@@ -213,7 +219,7 @@ class LeaseLost(CallerError):
         reason = (
             "it was given back or has ended; take it again before you write"
             if fence == current
-            else f"another process has taken it over{newer}; stop this process"
+            else f"another process has taken it over{newer}; stop working on this {kind}"
         )
         super().__init__(f"{kind} {key!r} on thread {thread!r} has lost its lease (fence {fence}): {reason}")
         self.thread = thread
@@ -223,7 +229,7 @@ class LeaseLost(CallerError):
         self.current = current
 
 
-class EntryHeld(CallerError):
+class EntryHeld(Conflict):
     """Another process owns the entry, or has changed it; `stored` is the entry as it is now."""
 
     def __init__(self, thread: str, kind: str, key: str, stored: object) -> None:
@@ -236,7 +242,7 @@ class EntryHeld(CallerError):
         self.stored = stored
 
 
-class ThreadBusy(CallerError):
+class ThreadBusy(Conflict):
     """Another run or a lock holds the thread, or this namespace of it.
 
     `holder` is the run (None: a lock) and `owner` its process. `lease_expires_at` is the moment at
@@ -278,7 +284,7 @@ class SweepBusy(ThreadBusy):
         self.args = (f"{who} is sweeping already{when}; wait until it has finished",)
 
 
-class RunBusy(CallerError):
+class RunBusy(Conflict):
     """The run is alive, or another process has just claimed it.
 
     `owner` is its process, `lease_expires_at` the moment at which its lease ends unless it is
@@ -331,7 +337,7 @@ class RunMissing(CallerError, LookupError):
 
 
 class RunElsewhere(CallerError):
-    """Another thread has a run with this id: ids of runs are unique in a tenant.
+    """Another thread has a run with this id, and a new run needs an id of its own in its tenant.
 
     `threads` are the ids of the threads that have such a run.
     """
@@ -345,7 +351,11 @@ class RunElsewhere(CallerError):
 
 
 class AmbiguousRun(CallerError):
-    """Several threads have a run with this id. `threads` are their ids."""
+    """Several threads have a run with this id, because copies bring their runs along.
+
+    `copy_to` and `backup` can merge stores that used one id twice. `threads` are the ids of the
+    threads.
+    """
 
     def __init__(self, run: str, threads: Iterable[str]) -> None:
         self.run = run
@@ -615,7 +625,7 @@ class ReplicaOpenedAlone(CallerError):
         self.is_old_copy = is_old_copy
 
 
-class NotReplicatedStore(CallerError):
+class NoSecondary(CallerError):
     """The call needs a pair of stores, and this store has no secondary."""
 
     def __init__(self) -> None:
@@ -647,7 +657,7 @@ class FolderMissing(BadURL, StoreUnavailable):
     """The folder of a local store does not exist: the path is wrong, or its disk is not mounted."""
 
 
-class MissingSchema(StoreUnavailable):
+class SchemaMissing(StoreUnavailable):
     """The server answers, but the tables of the store do not exist: not yet created, or dropped."""
 
 
@@ -682,38 +692,40 @@ class StoreBusy(StoreUnavailable):
 class OutcomeUnknown(StoreError):
     """The call ended before the store answered: it may or may not have saved.
 
-    `thread.save(state, id=error.checkpoint_id)` is the safe retry: it stores the state once.
+    `thread.save(state, id=error.checkpoint)` is the safe retry: it stores the state once.
+    For a call that saves nothing, such as a deletion, `checkpoint` is empty: repeat the call.
     """
 
-    def __init__(self, thread: str, checkpoint_id: str, timeout_s: float | None, reason: str = "") -> None:
+    def __init__(self, thread: str, checkpoint: str, timeout_s: float | None, reason: str = "") -> None:
         why = reason or f"no answer within {timeout_s} s"
-        super().__init__(
-            f"{why}: checkpoint {checkpoint_id!r} of thread {thread!r} may or may not be stored; "
-            f"retry with save(state, id={checkpoint_id!r}), which stores it once"
-        )
+        what = f"{why}: checkpoint {checkpoint!r} of thread {thread!r} may or may not be stored"
+        retry = f"retry with save(state, id={checkpoint!r}), which stores it once"
+        if not checkpoint:
+            what, retry = f"{why}: thread {thread!r} may or may not be changed", "repeat the call"
+        super().__init__(f"{what}; {retry}")
         self.thread = thread
-        self.checkpoint_id = checkpoint_id
+        self.checkpoint = checkpoint
         self.timeout_s = timeout_s
 
 
 class NotReplicated(OutcomeUnknown):
     """The primary has stored it, but too few replicas confirmed in time: a failover may lose it.
 
-    `thread.save(state, id=error.checkpoint_id)` is the safe retry: it waits for the replicas again.
-    For a call that saves nothing, such as a deletion, `checkpoint_id` is empty: repeat the call.
+    `thread.save(state, id=error.checkpoint)` is the safe retry: it waits for the replicas again.
+    For a call that saves nothing, such as a deletion, `checkpoint` is empty: repeat the call.
     """
 
-    def __init__(self, thread: str, checkpoint_id: str, confirmed: object, wanted: int) -> None:
+    def __init__(self, thread: str, checkpoint: str, confirmed: object, wanted: int) -> None:
         what, retry = f"done this on thread {thread!r}", "repeat the call"
-        if checkpoint_id:
-            what = f"stored checkpoint {checkpoint_id!r} of thread {thread!r}"
-            retry = f"retry with save(state, id={checkpoint_id!r})"
+        if checkpoint:
+            what = f"stored checkpoint {checkpoint!r} of thread {thread!r}"
+            retry = f"retry with save(state, id={checkpoint!r})"
         StoreError.__init__(
             self,
             f"the primary has {what}, but only {confirmed} of {wanted} replicas confirmed it in time; {retry}",
         )
         self.thread = thread
-        self.checkpoint_id = checkpoint_id
+        self.checkpoint = checkpoint
         self.timeout_s = None
         self.confirmed = confirmed
         self.wanted = wanted
@@ -768,7 +780,7 @@ def well_formed(what: str, thread: str | None) -> Iterator[None]:
     """Raise Corrupt if a stored value does not have the fields that outlive writes."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise Corrupt(f"{what} lacks fields, or has them with wrong types", thread=thread) from error
 
 

@@ -83,8 +83,8 @@ def open(
 
     `url` is the path of a SQLite file or one of: `sqlite:///path.db` (four slashes for an absolute
     path), `file:///folder`, `postgresql://user@host/database`, `redis://host`, `rediss://`,
-    `redis+sentinel://host,host/service`, `redis+cluster://host,host`, `memory:`, `null:`, or a
-    client of redis-py.
+    `redis+sentinel://host,host/service`, `redis+cluster://host,host`, `memory:`, `null:`, a client
+    of redis-py, or a `BackendFactory` or registered scheme of your own (docs/writing-a-backend.md).
 
     tenant:       a name; a store shows only the threads of its own tenant
     durability:   "sync": a save is stored when it returns; "async": it is stored in the background

@@ -9,7 +9,7 @@ import importlib
 import time
 from typing import Any
 
-from outlive.errors import MissingExtra
+from outlive.errors import ExtraMissing
 from outlive.events import Event, Watcher
 
 
@@ -18,7 +18,7 @@ def spans(tracer: Any = None) -> Watcher:
     try:
         trace: Any = importlib.import_module("opentelemetry.trace")
     except ImportError as error:
-        raise MissingExtra("OpenTelemetry", "otel") from error
+        raise ExtraMissing("OpenTelemetry", "otel") from error
     used = tracer if tracer is not None else trace.get_tracer("outlive")
 
     def watch(event: Event) -> None:

@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType, UnionType
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from outlive.arguments import (
     check_attributes,
@@ -18,6 +18,7 @@ from outlive.arguments import (
     check_limit,
     check_namespace,
     check_options,
+    check_order,
     check_priority,
     check_run,
     check_run_durability,
@@ -25,6 +26,7 @@ from outlive.arguments import (
     check_text,
     check_timeout,
     optional_id,
+    thread_cursor,
 )
 from outlive.backend import EntryRecord, ThreadKey, ThreadQuery
 from outlive.backend.entries import COPIED
@@ -33,7 +35,7 @@ from outlive.errors import (
     BadArgument,
     Corrupt,
     KeyMissing,
-    NotReplicatedStore,
+    NoSecondary,
     RunMissing,
     SeveralFailed,
     StoreClosed,
@@ -41,6 +43,7 @@ from outlive.errors import (
     raise_all,
     well_formed,
 )
+from outlive.runs.budget import Budget, check_budget
 from outlive.runs.lease import (
     CANCELLED,
     PARKED,
@@ -65,7 +68,7 @@ from outlive.threads.listing import Threads
 from outlive.threads.thread import AsyncThread, S
 from outlive.threads.verify import verify_thread, verify_unlisted
 from outlive.threads.write_behind import Delayed
-from outlive.values import Problem, Sizes, ThreadInfo, Verified, micros
+from outlive.values import Problem, StoreSize, ThreadInfo, Verified, micros
 
 if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.encryption.rotation import Rotated
@@ -75,7 +78,7 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.retention.sweeper import Sweeper
     from outlive.runs.attempts import Attempt
     from outlive.runs.questions import QuestionInfo
-    from outlive.runs.recovery import Handler, Policy, Recovered
+    from outlive.runs.recovery import Handlers, Policy, Recovered
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
     from outlive.runs.step_record import StepInfo
@@ -138,8 +141,8 @@ class AsyncStore(AsyncContext):
     def thread(self, id: str, *, namespace: str = "", type: Any = None) -> AsyncThread[Any]:
         """Return a handle on a thread, which need not exist yet: `store.thread("trip", type=State)`.
 
-        `type` registers the classes that it annotates. Such a handle saves only states of that type, and type
-        checkers know what it loads.
+        `type` registers the type and the classes in its annotations. Such a handle saves only states of that type,
+        and type checkers know what it loads.
         """
         if type is not None:
             self._engine.codec.registry.add_annotated(type)
@@ -152,19 +155,26 @@ class AsyncStore(AsyncContext):
         filter: Mapping[str, Any] | None = None,
         limit: int | None = None,
         after: str | None = None,
+        order: Literal["id", "updated"] = "id",
     ) -> AsyncIterator[ThreadInfo]:
         """Iterate over threads by id: `async for info in store.threads()`.
 
-        `after` is the id to continue after, whether that thread still exists or not. `filter` has keys that the
-        threads' own metadata must have with equal values; `limit` is counted after the filter.
+        order="updated" begins with the thread that changed last. A thread that changes meanwhile is not listed
+        again. `after` is where to continue: an id, whether that thread still exists or not; with order="updated"
+        the `cursor` of a ThreadInfo. `filter` has keys that the threads' own metadata must have with equal values;
+        `limit` is counted after the filter. A prefix is for threads by id.
         """
+        newest = check_order(order, prefix) == "updated"
+        place = None if after is None else check_text("after", after)
         return Threads(
             self._engine,
             self._settings.tenant,
             prefix=check_text("prefix", prefix),
             filter=check_filter(filter),
             limit=check_limit(limit),
-            after=None if after is None else check_text("after", after),
+            after=None if newest else place,
+            newest=newest,
+            before=thread_cursor(place) if newest and place is not None else None,
         )
 
     # Runs
@@ -176,8 +186,10 @@ class AsyncStore(AsyncContext):
         run that has ended, `run.is_finished` is true and `run.result` is its result.
 
         run_id:        the id of the run (default: a new one)
+        namespace:     the namespace of the thread that it works in; each can have a run of its own
         agent:         which handler of `store.recover` resumes it
-        prompt, attributes:  stored with the run; `store.runs` filters by attributes
+        prompt:        any value, stored with the run: what its handler needs to start again
+        attributes:    stored with the run, for `store.runs(attributes=...)`
         parent:        the run that started this one
         code_version:  what `recover(policy="hold")` compares
         lease_s:       how long after the last sign of life the run counts as dead (default: 30)
@@ -185,11 +197,13 @@ class AsyncStore(AsyncContext):
                        take the run over. A write, a step and `run.alive()` are progress (default: no limit)
         throttle_s:    store at most one save in this time (default: every save)
         clock:         measures `throttle_s` (default: time.monotonic)
-        durability:    when its saves are stored (default: "sync"); see `run.save`
+        durability:    when its saves are stored: "sync" (default), "async" or "exit"; see `run.save`
         max_attempts:  `recover` parks the run after that many failed attempts (default: 5)
         backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
                        (default: None, a failure ends the run and a crash is recovered at once)
         priority:      0 to 999; of released runs of an agent, workers claim those with the greatest first
+        budget:        what the run may use, an `outlive.Budget`; when that is spent, the run is parked (default: the
+                       budget that it had, or none)
         exclusive:     hold the thread, so that no other run has it at the same time (default: True)
 
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
@@ -221,7 +235,12 @@ class AsyncStore(AsyncContext):
             progress_s=None if progress_s is None else check_timeout(progress_s, "progress_s"),
         )
         return self._run(
-            info, throttle_s=throttle_s, clock=clock, durability=durability, is_named=run_id is not None
+            info,
+            throttle_s=throttle_s,
+            clock=clock,
+            durability=durability,
+            is_named=run_id is not None,
+            budget=check_budget(options.get("budget")),
         )
 
     def _run(self, info: RunInfo, **options: Any) -> AsyncRun:
@@ -237,12 +256,18 @@ class AsyncStore(AsyncContext):
         return None if stored is None else unpack_or_tell(self._engine.codec, *stored)
 
     async def retry(
-        self, run_id: str, *, thread: str | None = None, not_before: dt.datetime | None = None
+        self,
+        run_id: str,
+        *,
+        thread: str | None = None,
+        not_before: dt.datetime | None = None,
+        budget: Budget | None = None,
     ) -> AsyncRun:
         """Return a run that failed or was cancelled, parked or released, to continue it: `async with await store.retry(id) as run`.
 
         With `not_before`, a datetime with a time zone, it is left to `recover` and workers at that time: its status is
         "waiting" until then. Raises RunBusy for a run that is running and RunEnded for one that is completed.
+        `budget` replaces the budget of the run.
         """
         key, entry = await self._the_run(run_id, thread)
         info = unpack_run(self._engine.codec, key, entry)
@@ -250,7 +275,7 @@ class AsyncStore(AsyncContext):
             from outlive.runs.end import retry_at
 
             await retry_at(self._engine, key, info, micros(not_before))
-        return self._run(info, retries=True)
+        return self._run(info, retries=True, budget=check_budget(budget))
 
     # Questions
 
@@ -356,7 +381,12 @@ class AsyncStore(AsyncContext):
     def lock(
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
     ) -> AsyncLock:
-        """Return a lock on a thread: `async with store.lock("trip")`. While it is held, no run and no other lock has the thread."""
+        """Return a lock on a thread: `async with store.lock("trip")`. While it is held, no run and no other lock has the thread.
+
+        namespace:  lock only this namespace of the thread
+        timeout_s:  how long to wait for it (default: the timeout of the store), then ThreadBusy is raised
+        lease_s:    how long after the last sign of life the lock is free again; it is renewed while it is held
+        """
         check_run(lease_s, 0, 1)
         return AsyncLock(
             self._engine,
@@ -369,7 +399,7 @@ class AsyncStore(AsyncContext):
 
     def worker(
         self,
-        handlers: Mapping[str | None, Handler],
+        handlers: Handlers,
         *,
         concurrency: int = 8,
         interval_s: float = 5.0,
@@ -433,7 +463,7 @@ class AsyncStore(AsyncContext):
 
     async def recover(
         self,
-        handlers: Mapping[str | None, Handler],
+        handlers: Handlers,
         *,
         concurrency: int = 8,
         policy: Policy = "resume",
@@ -442,10 +472,11 @@ class AsyncStore(AsyncContext):
     ) -> Recovered:
         """Resume every dead run: `await store.recover({"planner": resume_planner})`.
 
-        handlers:        maps an agent, or "*" for all others, to a function that is called with its run
+        handlers:        maps an agent to a function that is called with its run; None is for runs without an agent,
+                         "*" for all others
         concurrency:     how many runs are resumed at a time; each belongs to exactly one process and one handler.
                          A sync store resumes each in a thread, or with 1 in the calling thread.
-        policy:          "hold" skips runs that another `code_version` has started
+        policy:          "resume" (default), or "hold": skip runs that another `code_version` has started
         after_failover:  resume although a pair of stores has failed over. Runs that still work with the primary
                          cannot be told from dead ones then, and all are skipped by default.
 
@@ -465,7 +496,10 @@ class AsyncStore(AsyncContext):
         return await self.thread(id).delete()
 
     async def verify(self, *, progress: Progress | None = None) -> Verified:
-        """Check every stored byte of every thread. Problems are reported, not raised."""
+        """Check every stored byte of every thread. Problems are reported, not raised.
+
+        `progress(done, total)` is called after each thread; `total` is None where it is not known before the end.
+        """
         await self.flush()
         try:
             problems = [Problem.of(error) for error in await self._engine.backend.audit(None)]
@@ -557,17 +591,11 @@ class AsyncStore(AsyncContext):
         sides = (backend.inner,) if self._pair is None else self._pair.stores.both
         return await rotate(sides, backend.ring, self._settings.tenant, progress)
 
-    async def size(self) -> Sizes:
-        """Return how much the store holds for this tenant."""
+    async def size(self) -> StoreSize:
+        """Return how much the store holds for this tenant, from the rows of its threads alone."""
         await self.flush()
-        threads = checkpoints = stored = states = 0
-        async for info in self.threads():
-            sizes = await self.thread(info.id).size()
-            threads += 1
-            checkpoints += sizes.checkpoints
-            stored += sizes.stored_bytes
-            states += sizes.state_bytes
-        return Sizes(threads, checkpoints, stored, states)
+        totals = await self._engine.backend.totals(self._settings.tenant)
+        return StoreSize(totals.threads, totals.checkpoints, totals.stored)
 
     async def copy_to(
         self,
@@ -669,7 +697,7 @@ class AsyncStore(AsyncContext):
 
     def _replicated(self) -> Replicate:
         if self._pair is None:
-            raise NotReplicatedStore
+            raise NoSecondary
         return self._pair
 
     async def ping(self, *, timeout_s: float | None = None) -> dict[str, float]:
@@ -742,10 +770,8 @@ class AsyncStore(AsyncContext):
         key, entry = await self._the_run(run_id, thread)
         with well_formed(f"run {run_id!r}", key.id):
             seed = seed_of(self._engine.codec.unpack(entry.body or b"", opaque=True))
-        steps = [
-            *await read_steps(self._engine, key, run_id, seed),
-            *await read_wait_steps(self._engine, key, run_id),
-        ]
+        steps = await read_steps(self._engine, key, run_id, seed)
+        steps += await read_wait_steps(self._engine, key, run_id)
         return [step for _, step in sorted(steps, key=lambda numbered: numbered[0])]
 
     async def attempts(self, run_id: str, *, thread: str | None = None) -> list[Attempt]:

@@ -1,4 +1,4 @@
-"""From a URL, a path or a Redis client to a backend: which engine, where, which options."""
+"""From a URL, a path, a Redis client or a factory to a backend: which engine, where, which options."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from outlive.backends.local.memory import MemoryBackend, NullBackend
 from outlive.backends.local.protocol import Local
 from outlive.backends.local.sync_local import SyncLocal
 from outlive.backends.server.urls import BackendFactory, hide_secrets, take_options
-from outlive.errors import BadURL
+from outlive.errors import BadArgument, BadURL
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     import redis
     import redis.asyncio
 
     from outlive.backend import Backend
 
     RedisClient = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
-    Location = str | os.PathLike[str] | RedisClient
+    Location = str | os.PathLike[str] | RedisClient | BackendFactory
 
+Parser = Callable[[str, dict[str, Any]], BackendFactory]
+ENTRY_POINTS = "outlive.backends"  # the group in which a package declares its schemes
 COMMON = ("tenant", "durability", "cache_bytes", "timeout_s")  # options of every store that a URL can carry
 _EXAMPLES = (
     "agent.db  sqlite:///agent.db  file:///folder  postgresql://host/database  redis://host  redis+sentinel://host/service  "
@@ -65,6 +69,9 @@ def parse_location(where: Location, options: dict[str, Any]) -> tuple[BackendFac
 
     Nothing is opened or created.
     """
+    if isinstance(where, BackendFactory):
+        _refuse_unknown(where.shown.partition(":")[0], options)
+        return where, {}
     if type(where).__module__.partition(".")[0] == "redis":
         from outlive.backends.redis.clients import parse_client
 
@@ -74,7 +81,8 @@ def parse_location(where: Location, options: dict[str, Any]) -> tuple[BackendFac
         return _sqlite_at(path, f"sqlite:///{path}", options), {}
     url, merged = take_options(cast(str, where), {}, COMMON)
     common = {name: _from_text(name, value) for name, value in merged.items()}
-    return _SCHEMES[url.partition(":")[0]](url, options), common
+    scheme = url.partition(":")[0]
+    return (_SCHEMES.get(scheme) or _installed(scheme))(url, options), common
 
 
 def plain_path(where: object) -> str | None:
@@ -82,7 +90,8 @@ def plain_path(where: object) -> str | None:
     if isinstance(where, os.PathLike):
         where = os.fspath(where)
     elif isinstance(where, str) and _SCHEME.match(where):
-        if where.partition(":")[0] not in _SCHEMES:
+        scheme = where.partition(":")[0]
+        if scheme not in _SCHEMES and not _entry_points(scheme):
             shown = hide_secrets(where)[:200]
             raise BadURL(f"{shown!r} has no scheme that outlive knows; use one of: {_EXAMPLES}")
         return None
@@ -122,12 +131,58 @@ def _refuse_unknown(scheme: str, options: dict[str, Any], known: tuple[str, ...]
             raise BadURL(f"{scheme}: has no option {name!r}; it has {names}")
 
 
+# Backends of other packages ----------------------------------------------------------------------
+
+
+def register_scheme(scheme: str, parse: Parser) -> None:
+    """Let `outlive.open` open URLs of a scheme: `register_scheme("mine", parse)`.
+
+    `parse(url, options)` returns a `BackendFactory` without opening anything, and raises BadURL for
+    options that it does not have. The options of every store are not in the URL any more. A package
+    that declares `parse` as an entry point of the group `outlive.backends` need not call this, and
+    the command line finds it too. Raises BadArgument for a scheme that is taken.
+    """
+    if not isinstance(scheme, str) or not _SCHEME.fullmatch(f"{scheme}:") or scheme != scheme.lower():
+        raise BadArgument(f"a scheme is lower-case letters, digits, '+', '.' and '-', not {scheme!r:.100}")
+    if not callable(parse):
+        raise BadArgument(f"parse must be a function (url, options) -> BackendFactory, not {parse!r:.100}")
+    if _SCHEMES.setdefault(scheme, parse) is not parse:
+        raise BadArgument(f"the scheme {scheme + ':'!r} is taken; choose another one")
+
+
+def _entry_points(scheme: str) -> list[EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return list(entry_points(group=ENTRY_POINTS, name=scheme))
+
+
+def _installed(scheme: str) -> Parser:
+    """Import the parser of a scheme that another package declares."""
+    points = _entry_points(scheme)
+    if len({point.value for point in points}) > 1:
+        values = ", ".join(sorted(point.value for point in points))
+        raise BadURL(
+            f"several packages declare the scheme {scheme + ':'!r} ({values}); uninstall all but one"
+        )
+    try:
+        parse = points[0].load()
+    except (ImportError, AttributeError) as error:
+        raise BadURL(f"{scheme}: its backend {points[0].value} cannot be imported: {error}") from error
+    return cast(Parser, parse)
+
+
 # Stores on this machine --------------------------------------------------------------------------
 
 
-def _local(
+def local_factory(
     shown: str, make: Callable[[float | None], Local], is_missing: Callable[[], bool] = lambda: False
 ) -> BackendFactory:
+    """Return how to open a backend of this process, sync and async.
+
+    `make(timeout_s)` returns a new handle; `timeout_s` is that of calls without their own.
+    `is_missing` tells whether opening would create a store, for `outlive.open(..., create=False)`.
+    """
+
     async def asynchronous(timeout_s: float | None) -> Backend:
         from outlive.backends.local.async_local import AsyncLocal, in_thread
 
@@ -164,7 +219,7 @@ def _memory(url: str, options: dict[str, Any]) -> BackendFactory:
     scheme, rest, _ = _parts(url, options)
     if rest.strip("/"):
         raise BadURL(f"{scheme}: takes no path; write just {scheme + ':'!r}")
-    return _local(f"{scheme}:", lambda _: MemoryBackend() if scheme == "memory" else NullBackend())
+    return local_factory(f"{scheme}:", lambda _: MemoryBackend() if scheme == "memory" else NullBackend())
 
 
 def _sqlite(url: str, options: dict[str, Any]) -> BackendFactory:
@@ -183,7 +238,7 @@ def _sqlite_at(path: str, shown: str, options: dict[str, Any]) -> BackendFactory
         where = path if is_in_memory else os.path.abspath(path)
         return SQLiteBackend(where, fsync=fsync, timeout_s=timeout_s, accept_loss=accept_loss)
 
-    return _local(shown, make, lambda: not is_in_memory and not _has_database(path))
+    return local_factory(shown, make, lambda: not is_in_memory and not _has_database(path))
 
 
 def _has_database(path: str) -> bool:
@@ -205,7 +260,7 @@ def _file(url: str, options: dict[str, Any]) -> BackendFactory:
 
         return FileBackend(os.path.abspath(path), fsync=fsync, timeout_s=timeout_s)
 
-    return _local(url.partition("?")[0], make, lambda: not os.path.exists(os.path.join(path, "store")))
+    return local_factory(url.partition("?")[0], make, lambda: not os.path.exists(os.path.join(path, "store")))
 
 
 def _fsync(options: dict[str, Any]) -> str:
@@ -227,7 +282,7 @@ def _redis(url: str, options: dict[str, Any]) -> BackendFactory:
     return parse_url(url, options)
 
 
-_SCHEMES: dict[str, Callable[[str, dict[str, Any]], BackendFactory]] = {
+_SCHEMES: dict[str, Parser] = {
     "memory": _memory,
     "null": _memory,
     "sqlite": _sqlite,

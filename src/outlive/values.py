@@ -10,11 +10,12 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from outlive.errors import BadArgument, Corrupt, OutliveError
 
-SOURCES = frozenset(("input", "loop", "update", "fork", "interrupt", "failure", "final"))
+Source = Literal["input", "loop", "update", "fork", "interrupt", "failure", "final"]
+SOURCES = frozenset(get_args(Source))
 
 # Channels whose writes steer a run instead of adding to it: the last one wins, whatever its place.
 CONTROL = {"__error__": -1, "__scheduled__": -2, "__interrupt__": -3, "__resume__": -4}
@@ -153,6 +154,20 @@ class ThreadInfo:
     forked_from: tuple[str, str] | None = None  # (thread, checkpoint)
     head: CheckpointInfo | None = None
 
+    @property
+    def cursor(self) -> str:
+        """Return the place after which `store.threads(order="updated", after=...)` continues."""
+        return f"{micros(self.updated_at)} {self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSize:
+    """All threads of a store, added up."""
+
+    threads: int
+    checkpoints: int
+    stored_bytes: int
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -223,7 +238,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a thread or a store holds.
+    """What a thread holds.
 
     `state_bytes` is what whole states would have taken, uncompressed.
     """
@@ -232,6 +247,12 @@ class Sizes:
     checkpoints: int
     stored_bytes: int
     state_bytes: int
+
+
+def parse_thread_cursor(text: str) -> tuple[int, str] | None:
+    """Return (updated_at, id) of the cursor of a thread; None when the text is none."""
+    at, space, id = text.partition(" ")
+    return (int(at), id) if space and at.isascii() and at.isdigit() and len(at) <= 16 else None
 
 
 def format_cursor(epoch: int, seq: int, id: str) -> str:

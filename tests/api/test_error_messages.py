@@ -15,7 +15,7 @@ def test_a_state_that_needs_numpy_is_not_called_corrupt(monkeypatch):
     with outlive.open("memory:") as store:
         store.thread("t").save({"array": numpy.arange(4)})
         monkeypatch.setitem(sys.modules, "numpy", None)
-        with pytest.raises(outlive.errors.MissingExtra, match="needs numpy: pip install numpy"):
+        with pytest.raises(outlive.errors.ExtraMissing, match="needs numpy: pip install numpy"):
             store.thread("t").load()
 
 
@@ -104,3 +104,42 @@ def test_a_filter_meets_an_array_among_other_values(tmp_path):
 def test_a_fan_out_with_numbers_out_of_range_is_refused(text):
     with pytest.raises(outlive.errors.BadArgument):
         outlive.FanOut.from_json(text)
+
+
+def test_a_deletion_without_an_answer_is_to_be_repeated_not_saved():
+    error = outlive.OutcomeUnknown("t", "", 5.0)
+    assert str(error) == "no answer within 5.0 s: thread 't' may or may not be changed; repeat the call"
+    assert "save(state, id='c')" in str(outlive.OutcomeUnknown("t", "c", 5.0))
+
+
+def test_what_depends_on_others_is_a_conflict():
+    conflicts = {
+        name
+        for name, kind in vars(outlive.errors).items()
+        if isinstance(kind, type) and issubclass(kind, outlive.Conflict)
+    }
+    assert conflicts >= {"HeadMoved", "MetadataMoved", "ThreadBusy", "SweepBusy", "RunBusy"}
+    assert not conflicts & {"LeaseLost", "RunEnded", "CheckpointExists", "BadArgument", "Unencodable"}
+    with outlive.open("memory:") as store:
+        store.thread("t").save(1, id="a")
+        with pytest.raises(outlive.Conflict, match="is 'a', and the call expects no checkpoint, so"):
+            store.thread("t").save(2, expect=outlive.NEW)
+        with pytest.raises(outlive.Conflict, match="has no checkpoint, and the call expects 'a'"):
+            store.thread("other").save(2, expect="a")
+
+
+def test_an_error_that_is_not_a_name_of_the_package_says_where_it_is():
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'Unencodable'; it is outlive\.errors\.Unencodable"
+    ):
+        _ = outlive.Unencodable
+    with pytest.raises(AttributeError, match=r"no attribute 'Undecodable'$"):
+        _ = outlive.Undecodable
+
+
+def test_an_empty_thread_is_not_told_to_list_its_checkpoints():
+    with outlive.open("memory:") as store:
+        with pytest.raises(
+            outlive.errors.CheckpointMissing, match="has no checkpoint yet; save a state first"
+        ):
+            store.thread("t").fork("other")

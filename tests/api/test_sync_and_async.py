@@ -125,6 +125,7 @@ def test_no_method_of_the_sync_api_has_to_be_awaited(asynchronous, sync):
     assert [name for name, method in public(sync).items() if inspect.iscoroutinefunction(method)] == []
     plain = {name for name, method in public(asynchronous).items() if not inspect.iscoroutinefunction(method)}
     handles = {"thread", "threads", "history", "run", "runs", "recoverable", "lock", "worker"}
+    handles |= {"questions"}
     # A step is awaited too: its coroutine is returned. The others store nothing.
     assert plain <= handles | {"step", "stop", "alive"}
 
@@ -260,6 +261,8 @@ def test_every_public_coroutine_is_tried_for_that(cls):
         "attempts",
         "find_run",
         "retry",
+        "answer",
+        "questions",
         "park",
         "cancel",
         "lock",
@@ -380,3 +383,20 @@ def test_a_checkpoint_belongs_to_a_run_that_is_given_as_such_or_by_its_id():
         assert thread.delete_checkpoints(run=run).checkpoints == 1
         with pytest.raises(outlive.errors.BadArgument, match="run must be a str"):
             thread.save(3, run=saved)
+
+
+def test_runs_locks_and_workers_show_what_they_are():
+    with outlive.open("memory:") as store:
+        run = store.run("t", run_id="r")
+        assert repr(run) == "<Run 'r' of 't' not started>"
+        with run:
+            assert repr(run) == "<Run 'r' of 't' running attempt 1>"
+        assert repr(run) == "<Run 'r' of 't' completed attempt 1>"
+        lock = store.lock("t", namespace="sub")
+        assert repr(lock) == "<Lock on 't' namespace 'sub' not held>"
+        with lock:
+            assert repr(lock) == f"<Lock on 't' namespace 'sub' held, fence {lock.fence}>"
+        worker = store.worker({"*": print}, interval_s=2)
+        assert repr(worker) == "<Worker every 2 s>"
+        worker.stop()
+        assert repr(worker) == "<Worker stopped>"

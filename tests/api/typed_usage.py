@@ -59,9 +59,18 @@ def runs(store: outlive.Store) -> None:
         assert_type(plain("x"), bytes)
         run.save(State(1), phase="one", step=2)
         run.save(State(1), fence=None)  # type: ignore[call-arg]
+        store.thread("t").save(1, source="oops")  # type: ignore[arg-type]
+        store.run("t", durability="never")  # type: ignore[arg-type]
+        handlers = {"planner": resume}
+        store.recover(handlers)
+        store.recover({None: resume, "*": resume})
+        store.recover({5: resume})  # type: ignore[arg-type]
         store.thread("t").save(1, run=run)
         store.thread("t").save(1, run=run.id)
         store.thread("t").save(1, run=5)  # type: ignore[arg-type]
+
+
+def resume(run: outlive.Run) -> None: ...
 
 
 async def async_threads_and_runs(store: outlive.AsyncStore) -> None:

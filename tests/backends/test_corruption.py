@@ -55,7 +55,7 @@ def fill(url):
             for n in range(3):
                 sub.save({"sub": [text(200)] * 3, "n": n}, id=f"c{n}", metadata={"space": "sub"})
             sub.write("task1", [("a", "sub write")])
-        store.thread(ALICE).fork(CAROL, at="asked")
+        store.thread(ALICE).fork(CAROL, checkpoint="asked")
         store.thread(CAROL).save({"image": rng.randbytes(70_000), "n": 9}, id="image")
         store.thread(OUTBOX).set_metadata({"title": "no checkpoint yet"})
         store.thread(GONE).save({"secret": text(100)}, id="c0")

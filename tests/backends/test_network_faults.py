@@ -241,7 +241,7 @@ def test_an_outcome_that_nobody_knows_is_said_and_settled_by_saving_the_same_id(
         with pytest.raises(outlive.OutcomeUnknown) as caught:
             thread.save({"n": 1}, timeout_s=1.5)
         proxy.mode = "pass"
-        assert thread.save({"n": 1}, id=caught.value.checkpoint_id).seq == 2
+        assert thread.save({"n": 1}, id=caught.value.checkpoint).seq == 2
         assert [one.seq for one in thread.history()] == [2, 1]
 
 

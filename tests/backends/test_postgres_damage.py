@@ -33,6 +33,10 @@ def put_back(url, table, keys, condition="true"):
     assert found[0][0], "nothing was put back"
     sql(
         url,
+        f"alter table older_{table} drop column if exists recent",  # the last one, which is generated
+    )
+    sql(
+        url,
         f"insert into outlive.{table} select o.* from older_{table} o where {condition.replace('n.', 'o.')}",
     )
 

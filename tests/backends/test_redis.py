@@ -579,7 +579,7 @@ def test_a_thread_has_six_keys_at_most_and_all_in_one_slot(valkey_server):
         digest = ThreadKey.of("", "t").digest.hex().encode()
         own = [key for key in keys if digest in key]
         assert len(own) == 6
-        assert len(keys) == 6 + 4  # two indexes and the roster of the bucket, and the identity
+        assert len(keys) == 6 + 5  # three indexes and the roster of the bucket, and the identity
         assert len({key[key.index(b"{") : key.index(b"}")] for key in keys if b"{" in key}) == 1
 
 
@@ -824,7 +824,7 @@ def test_a_save_that_no_replica_confirms_says_that_the_primary_has_it(valkey_url
     with opened(valkey_url, io_mode, wait_replicas=1) as (run, store):
         with pytest.raises(NotReplicated, match="the primary has stored checkpoint 'a'") as failed:
             run(store.thread("t").save({"n": 1}, id="a", timeout_s=2.5))
-        assert (failed.value.checkpoint_id, failed.value.confirmed, failed.value.wanted) == ("a", 0, 1)
+        assert (failed.value.checkpoint, failed.value.confirmed, failed.value.wanted) == ("a", 0, 1)
         with pytest.raises(NotReplicated):  # its retry is answered by what is there, and waits all the same
             run(store.thread("t").save({"n": 1}, id="a", timeout_s=2.5))
     with opened(valkey_url, io_mode) as (run, store):

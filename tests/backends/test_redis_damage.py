@@ -176,7 +176,7 @@ def test_no_key_of_a_thread_or_its_bucket_is_lost_unnoticed(server, store_with):
     with outlive.open(server.url) as store:
         go_on(store)
     keys = thread_keys(server)
-    assert len(keys) == 9
+    assert len(keys) == 10
     damaged(server, [(f"{key} is gone", lambda key=key: server.call("DEL", key), {}) for key in keys])
 
 

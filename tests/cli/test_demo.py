@@ -21,9 +21,12 @@ PROJECT = Path(__file__).resolve().parents[2]
 DEMO = PROJECT / "examples" / "kill_and_resume.py"
 
 
-def run(*arguments, **options):
+APPROVAL = PROJECT / "examples" / "approval.py"
+
+
+def run(*arguments, script=DEMO, **options):
     """Run the demo in a session of its own, so that whatever it leaves behind can be found."""
-    command = [sys.executable, str(DEMO), *map(str, arguments)]
+    command = [sys.executable, str(script), *map(str, arguments)]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as error:
         process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=error, **options)
         with process:
@@ -131,3 +134,13 @@ def test_a_stopped_process_is_refused_when_it_wakes_up(output):
     assert re.findall(r": ([a-z ]+): was done before", stopped) == ["search ferries", "read timetable"]
     assert stopped.index("book the ferry: saved as step 4") < stopped.index("woken up, and refused")
     assert "run-2 is completed, attempt 2" in stopped
+
+
+def test_an_approval_comes_from_another_process_and_the_run_continues():
+    code, output, error = run(script=APPROVAL)
+    assert (code, error) == (0, ""), error
+    lines = [line.strip() for line in output.splitlines()]
+    assert "the run is waiting" in lines
+    assert "refused: answer.approved: must be boolean, not 'yes'" in lines
+    assert "too late: answered by support desk" in lines
+    assert lines[-1] == "the run is completed, attempt 1: paid 180 EUR"

@@ -393,3 +393,22 @@ def test_of_several_runs_of_one_id_none_is_taken_in_silence(cli, store):
     assert cli("cancel", "r", "--thread", "b", "--yes").code == 0
     assert {run.thread: run.status for run in store.runs()} == {"a": "released", "b": "cancelled"}
     assert [item["thread"] for item in cli("runs", "show", "r", "--thread", "a", "--json").items] == ["a"]
+
+
+def test_a_quiet_run_is_shown_with_the_step_that_it_is_in(cli, store):
+    run = begin(store, "r-1", lease_s=3600)
+
+    def hang():
+        run._run._progress.moved_at -= 730
+        run_now(store._store._heart.beat())
+        shown = cli("runs").out
+        assert "quiet for 12 min in step 'book'" in shown
+        (item,) = cli("runs", "--json").items
+        assert (item["step"], 730 <= item["quiet_s"] < 800) == ("book", True)
+
+    assert "quiet" not in cli("runs").out
+    run.step("book", hang)
+    run.complete()
+    (item,) = cli("runs", "show", "r-1", "--json").items
+    assert [(attempt["number"], attempt["outcome"]) for attempt in item["attempts"]] == [(1, "completed")]
+    assert [(step["name"], step["attempt"], step["tries"]) for step in item["steps"]] == [("book", 1, 1)]

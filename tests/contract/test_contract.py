@@ -65,7 +65,7 @@ class TestSQLite(BackendContract):
 class TestPostgres(BackendContract):
     @pytest.fixture
     def backend(self, postgres_store):
-        return served(postgres_url.parse_url(postgres_store, {"pool_size": 4}))
+        return Opener.served(postgres_url.parse_url(postgres_store, {"pool_size": 4}))
 
 
 class _InShort(RecordsContract, MachineContract):
@@ -83,18 +83,14 @@ class TestSQLiteInMemory(BackendContract if LONG else _InShort):
 class TestRedis(BackendContract):
     @pytest.fixture
     def backend(self, valkey_url):
-        return served(redis_url.parse_url(valkey_url, {}))
+        return Opener.served(redis_url.parse_url(valkey_url, {}))
 
 
 @pytest.mark.long_io_mode("sync")
 class TestRedisCluster(BackendContract if LONG else RecordsContract):
     @pytest.fixture
     def backend(self, cluster):
-        return served(redis_url.parse_url(cluster.url, {}))
-
-
-def served(found):
-    return Opener(lambda: found.sync(30), lambda: found.asynchronous(30))
+        return Opener.served(redis_url.parse_url(cluster.url, {}))
 
 
 # Joining -------------------------------------------------------------------------------------------------
@@ -339,7 +335,7 @@ def test_an_async_call_ends_with_its_deadline(local):
                 await thread.save({"n": 2}, timeout_s=1.5)
             with pytest.raises(StoreBusy):
                 await thread.load(timeout_s=0.02)
-        saved = await thread.save({"n": 2}, id=unknown.value.checkpoint_id)  # stored once, whoever was faster
+        saved = await thread.save({"n": 2}, id=unknown.value.checkpoint)  # stored once, whoever was faster
         assert (saved.seq, await thread.load()) == (2, {"n": 2})
         await store.close()
 

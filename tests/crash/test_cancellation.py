@@ -336,7 +336,7 @@ def test_a_save_without_an_answer_in_time_is_stored_once_by_a_retry_with_its_id(
                     await thread.save({"n": 1}, id="one", timeout_s=0.2)
                 assert time.monotonic() - began < SOON_S
                 if isinstance(caught.value, outlive.OutcomeUnknown):
-                    assert caught.value.checkpoint_id == "one"
+                    assert caught.value.checkpoint == "one"
             for _ in range(2):
                 await thread.save({"n": 1}, id="one")
             assert [past.id async for past in thread.history(limit=1)] == ["one"]

@@ -251,7 +251,7 @@ def test_the_table_of_errors_is_whole():
         for name, kind in vars(errors).items()
         if isinstance(kind, type) and issubclass(kind, errors.OutliveError)
     }
-    roots = {"OutliveError", "CallerError", "StoreError"}
+    roots = {"OutliveError", "CallerError", "Conflict", "StoreError"}
     between_layers = {"EntryHeld", "EpochPassed", "OutOfTurn"}  # caught inside the library
     assert named.keys() == public.keys() - roots - between_layers
     for name, branch in named.items():

@@ -508,7 +508,7 @@ def test_the_same_record_is_sealed_to_the_same_bytes_and_no_two_share_a_nonce():
 
 def test_without_cryptography_a_ring_says_what_to_install(tmp_path):
     (tmp_path / "cryptography.py").write_text("raise ImportError")
-    code = "import outlive\ntry: outlive.KeyRing({'a': bytes(range(32))})\nexcept outlive.errors.MissingExtra as error: print(error)"
+    code = "import outlive\ntry: outlive.KeyRing({'a': bytes(range(32))})\nexcept outlive.errors.ExtraMissing as error: print(error)"
     path = os.pathsep.join([str(tmp_path), str(Path(outlive.__file__).parents[1])])
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=150

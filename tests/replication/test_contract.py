@@ -19,6 +19,8 @@ from outlive.testing.store.pruning import PruningContract
 from outlive.testing.store.races import RaceContract
 from outlive.testing.store.runs import RunContract
 from outlive.testing.store.saving import SavingContract
+from outlive.testing.store.timers import TimerContract
+from outlive.testing.store.waiting import WaitingContract
 
 
 def pair(primary, secondary, runtime, **options):
@@ -74,14 +76,19 @@ def opener(**options):
     async def threaded():
         return pair(*map(AsyncLocal, stores), AsyncRuntime(), **options)
 
-    return Opener(lambda: pair(*map(SyncLocal, stores), SyncRuntime(), **options), threaded, survives=False)
+    return Opener(
+        lambda: pair(*map(SyncLocal, stores), SyncRuntime(), **options),
+        threaded,
+        survives=False,
+        is_remote=False,
+    )
 
 
 class _InShort(SavingContract, PendingContract, PruningContract, RaceContract, RunContract):
     """What is most likely to differ when the other store is behind, or when the secondary is active."""
 
 
-class _Behind(SavingContract, PruningContract, RunContract):
+class _Behind(SavingContract, PruningContract, RunContract, WaitingContract, TimerContract):
     """The same, where the other store is behind."""
 
 

@@ -109,7 +109,7 @@ def test_other_tenants_of_a_store_are_no_pair(urls):
     with outlive.open(urls[0], tenant="other") as store:
         store.thread("t").save(1)
         assert store.thread("t").load() == 1
-        with pytest.raises(outlive.errors.NotReplicatedStore):
+        with pytest.raises(outlive.errors.NoSecondary):
             store.replication_status()
     with open_pair(urls[0], urls[1], **QUICK) as store:
         assert store.thread("t").load()["n"] == 2

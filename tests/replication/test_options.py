@@ -134,7 +134,7 @@ def test_two_pairs_of_one_naming_key_are_told_apart(tmp_path):
 def test_a_store_without_a_secondary_says_how_to_get_one():
     with outlive.open("memory:") as store:
         for call in (store.promote, store.failback, store.replication_status):
-            with pytest.raises(outlive.errors.NotReplicatedStore, match=r"open it with outlive\.open"):
+            with pytest.raises(outlive.errors.NoSecondary, match=r"open it with outlive\.open"):
                 call()
 
 

@@ -54,7 +54,7 @@ def test_a_fork_and_an_import_into_a_thread_that_was_deleted_are_in_both_stores(
             await store.delete(id)
         await store.import_thread(text)
         at = (await ids(store, "t"))[-1]  # its place is before the tombstone of the other
-        await store.thread("t").fork("fork", at=at)
+        await store.thread("t").fork("fork", checkpoint=at)
         alone = await rig.alone(1)
         for id in ("t", "fork"):
             assert await ids(alone, id) == await ids(store, id) != []
@@ -70,7 +70,7 @@ def test_when_the_secondary_is_down_a_strict_save_is_refused_and_its_retry_is_in
         with pytest.raises(outlive.NotReplicated) as refused:
             await store.thread("t").save(2)
         rig.heal()
-        await store.thread("t").save(2, id=refused.value.checkpoint_id)
+        await store.thread("t").save(2, id=refused.value.checkpoint)
         alone = await rig.alone(1)
         assert await alone.thread("t").load() == 2
         assert len(await ids(alone, "t")) == 2
@@ -187,7 +187,7 @@ def test_everything_that_a_store_keeps_is_replicated(rig):
         await thread.set_metadata({"title": "trip"})
         await thread.save({"n": 2}, id="b")
         await thread.save({"n": 3}, id="b", replace=True)
-        await thread.fork("fork", at="a")
+        await thread.fork("fork", checkpoint="a")
         run = store.run("r", run_id="run", agent="planner")
         await run.start()
         await run.step("one", lambda: "done")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 import outlive
-from outlive.errors import RunMissing
+from outlive.backend import Commit, EntryQuery
+from outlive.errors import Corrupt, RunMissing
+from outlive.runtime.runtime import run_now
 
 
 @pytest.fixture
@@ -66,3 +69,49 @@ def test_the_async_store_has_both():
     steps, responses = asyncio.run(look())
     assert [step.value for step in steps] == [1]
     assert responses == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"attempts": 7},
+        {"attempts": [[1, "owner", "host", "yesterday", 0, "", ""]]},
+        {"attempts": [[1, "owner", "host", 1 << 62, 0, "", ""]]},
+        {"attempts": [[1]]},
+        {"budget": {"tokens": 5}},
+        {"budget": [-1, None, None]},
+        {"effect_seed": "text"},
+        {"effect_seed": b"x" * 65},
+    ],
+    ids=str,
+)
+def test_a_damaged_record_is_said_to_be_damaged(store, damage):
+    store.run("t", run_id="r").start().release()
+    inner = store._store
+    key, entry = run_now(inner._the_run("r", None))
+    fields = inner._engine.codec.unpack(entry.body, opaque=True)
+    body = inner._engine.codec.pack({**fields, **damage})
+    run_now(inner._engine.commit(Commit(key, entries=(replace(entry, body=body),))))
+    assert [info.is_readable for info in store.runs()] == [False]
+    with pytest.raises(Corrupt):
+        store.attempts("r")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [(7, [[7]]), (7, [[1, 2, 3, 4]]), (7, [["1", 2, 3, "text"]]), (3, 1 << 62), (4, "now"), (5, None)],
+    ids=str,
+)
+def test_a_damaged_step_is_said_to_be_damaged(store, damage):
+    with store.run("t", run_id="r") as run:
+        run.step("s", int)
+    inner = store._store
+    key, _ = run_now(inner._the_run("r", None))
+    ((_, entry),) = run_now(inner._engine.backend.entries(EntryQuery("", "step", thread=key, limit=9)))
+    fields = inner._engine.codec.unpack(entry.body)
+    fields[damage[0]] = damage[1]
+    run_now(
+        inner._engine.commit(Commit(key, entries=(replace(entry, body=inner._engine.codec.pack(fields)),)))
+    )
+    with pytest.raises(Corrupt):
+        store.steps("r")

@@ -409,7 +409,7 @@ def test_whatever_comes_between_two_calls_of_a_sweep_nothing_alive_is_lost(scrip
             thread.save({**thread.load(past[n % len(past)]), "b": n}, parent=past[n % len(past)])
         elif what == "fork" and past:
             store.delete(f"fork {n}")
-            thread.fork(f"fork {n}", at=past[n % len(past)])
+            thread.fork(f"fork {n}", checkpoint=past[n % len(past)])
         elif what == "prune":
             thread.prune(keep_last=n + 1)
         elif what == "run":

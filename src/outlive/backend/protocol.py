@@ -45,8 +45,9 @@ tests each of these rules:
    checked against others by their readers, as a ticket is against its run.
 8. A thread is listed while it has checkpoints, writes or its own metadata.
 9. Over a network a commit may arrive twice, or late. The backend of a server keeps the tokens of
-   the last commits of a thread, and of those that their callers gave up. A commit whose token is
-   known does nothing and is answered as done.
+   the last 8 commits of a thread, and of those that their callers gave up. A commit whose token is
+   known does nothing and is answered as done. A backend of this process does each commit once, and
+   keeps no tokens.
 10. A chunk that one commit both removes and adds stays in its place with the new bytes, which
     records that name it then read. `ReencryptedBodies` does the same for writes, entries and
     metadata, each only if the old bytes are unchanged. So a whole thread can be encrypted again, in
@@ -56,6 +57,39 @@ tests each of these rules:
 
 Everything that one commit checks or changes belongs to one thread, so a sharded store can do it on
 one shard.
+
+Conditions are checked in this order, after rule 1, and the first that fails is the answer:
+
+condition                what must be true                                          else
+fence                    the entry (kind, key) has this epoch and fence and the     LeaseLost
+                         status "running"; whether its lease has expired does not
+                         matter
+epoch                    the thread is in no later epoch (a merge: only if strict)  EpochPassed
+requires_next_seq        of a merge: new records have the next seq, no entry has a  OutOfTurn
+                         lower rank than the stored one
+generation, revision     the thread has exactly these                               StaleBase
+expect_empty             no checkpoints; no writes on the new checkpoints           ThreadNotEmpty;
+                                                                                    StaleBase
+expect_head              the head of the namespace has this id (None: no head)      HeadMoved
+info_version             the metadata has this version (0: never set)               MetadataMoved
+EntryRecord.expect,      the stored entry has this rank; its lease has expired;     EntryHeld
+expect_lapsed, rank      its rank is not greater than that of the new one
+chunks                   chunks that are named without their bytes are stored       StaleBase
+
+Times are microseconds since 1970 (UTC), by the clock of the store, except `until` of an entry: that
+is a moment of the clock for leases, which `EntryRecord.clock` names. A server uses one clock for
+both and any constant name. Leases of another clock have expired.
+
+Sizes: a chunk has up to 128 MiB before compression (`format.chunk.MAX_RAW`), and copies send up to
+4 MiB of chunks in one commit, or one larger chunk. A save sends all that is new in one commit.
+Chunks may be written before the rest of their commit, if `inventory` does not show them yet.
+
+Listings are pages. A cursor is exclusive and need not exist any more. Keys and ids are compared in
+their escaped form, byte by byte: a text column needs a binary collation. Cursors of a history have
+escaped ids, those of entries and threads have plain ones.
+
+A store may be open when its process forks. Parent and child then both use the backend, so neither
+may use a connection, file offset or lock of the other.
 """
 
 from __future__ import annotations
@@ -77,10 +111,12 @@ from outlive.backend.records import (
     Receipt,
     ThreadKey,
     ThreadRecord,
+    Totals,
     WriteRecord,
 )
 from outlive.errors import Corrupt, OutliveError
 
+ThreadCursor = tuple[int, str]  # (updated_at, id)
 EntryCursor = tuple[str, bytes]  # (key, digest of the thread)
 
 
@@ -117,7 +153,9 @@ class ThreadQuery:
     """A page of the threads of a tenant by escaped id; `after` is the last id of the page before.
 
     `only` selects one thread by its id. Without `heads` a damaged checkpoint does not hide its
-    thread.
+    thread. With `newest` the page is by time of the last change, newest first, then by escaped id;
+    then `before` is (updated_at, id) of the last thread of the page before, and `prefix` and
+    `after` are not used. An index finds that page, so a row that is lost does not show there.
     """
 
     tenant: str
@@ -126,6 +164,8 @@ class ThreadQuery:
     after: str | None = None
     limit: int = 100
     heads: bool = True
+    newest: bool = False
+    before: ThreadCursor | None = None
 
 
 class Watch(Protocol):
@@ -150,22 +190,33 @@ class Watch(Protocol):
 
 
 class Backend(Protocol):
-    """A store of records. Every method is one round trip.
+    """A store of records. `commit_all` and `read` should be one round trip.
 
     `timeout_s` limits the time of a call; None means the timeout that the store was opened with.
+    A call raises StoreBusy when others kept the store busy for so long, StoreUnavailable when it
+    cannot be reached, StoreClosed after `close`, and Corrupt for bytes that are not what was stored.
     """
 
-    name: str
+    name: str  # of the backend, without "+": a pair is called "sqlite+redis"
 
     async def identity(self, offered: bytes) -> bytes:
         """Return the naming key of the store.
 
-        A new store adopts `offered`, unless that is empty.
+        A new store adopts `offered`, unless that is empty: then it stays without one, and b"" is
+        returned.
         """
         ...
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        """Do all of each commit or none of it, durably; return a receipt or an error for each."""
+        """Do all of each commit or none of it, durably; return a receipt or an error for each.
+
+        Commits of one thread are done in the order given. Every failure is returned, not raised:
+        the refusals above; StoreBusy and StoreUnavailable when nothing was stored; OutcomeUnknown
+        when the commit may or may not be done, because a connection was lost or the time was up
+        after it was sent; StoreClosed. Each commit has its own `timeout_s`. A backend that can
+        promise to do later calls after this one calls `Commit.on_queued` at that point; a backend
+        that cannot never calls it.
+        """
         ...
 
     async def read(
@@ -179,7 +230,13 @@ class Backend(Protocol):
         chunks: bool = True,
         timeout_s: float | None = None,
     ) -> ReadResult:
-        """Return a checkpoint: by `id`, or the head, or the head as of the time `at`."""
+        """Return a checkpoint with its pending writes: by `id`, or the head.
+
+        With `at`, the newest by order whose `created_at` is not later. An absent thread has the
+        generation 0. The answer has the chunks of the record and of its writes. If `known` matches
+        the record, its chunks are left out, those of the writes are not. With `chunks=False` there
+        are none.
+        """
         ...
 
     async def history(
@@ -205,11 +262,19 @@ class Backend(Protocol):
     async def entries(
         self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
-        """Return a page of entries by (escaped key, thread)."""
+        """Return a page of entries, ordered by (escaped key, digest of the thread).
+
+        Raises DamagedEntry for an entry that is not what was stored: the caller notes it, and
+        continues after its key.
+        """
         ...
 
     async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
-        """Return a page of threads by escaped id."""
+        """Return a page of threads by escaped id, or those that changed last."""
+        ...
+
+    async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
+        """Add up the listed threads of a tenant, from their rows alone."""
         ...
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
@@ -223,11 +288,18 @@ class Backend(Protocol):
         ...
 
     async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        """Copy chunks between threads inside the store; return the generation of the target."""
+        """Copy chunks between threads inside the store; return the generation of the target.
+
+        Names that the source does not have are left out. The copies are stamped as by a commit. It
+        has the timeout of the store.
+        """
         ...
 
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
-        """Check the checksums and counts of a thread, or of all that is in no thread."""
+        """Check the checksums and counts of a thread, or of all that is in no thread.
+
+        Return what is damaged. A backend without checks beyond those of every read returns [].
+        """
         ...
 
     async def facts(self) -> dict[str, object]:
@@ -239,7 +311,7 @@ class Backend(Protocol):
         format          the version of the stored format; `format_written` is the one of this outlive
         settings        those that decide how durable a save is, by the names of the engine
         file_bytes      the size of the file; `unused_bytes` of it are free pages
-        lease_clock_us  the moment by the clock that times leases
+        lease_clock_us  the moment by the clock that times leases; required, like `backend`
         lease_clock     the id of that clock, if it is one of this machine and not of a server
         """
         ...

@@ -294,6 +294,15 @@ class ThreadRecord:
     head: CheckpointRecord | None = None  # newest of the root namespace
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The listed threads of a tenant, added up."""
+
+    threads: int = 0
+    checkpoints: int = 0
+    stored: int = 0  # bytes of chunks and bodies
+
+
 @dataclass(slots=True)
 class ReadResult:
     """One checkpoint with all that its state needs, read at one moment."""

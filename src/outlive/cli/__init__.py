@@ -11,9 +11,9 @@ def main() -> None:
         try:
             import click  # noqa: F401
         except ImportError:
-            from outlive.errors import MissingExtra
+            from outlive.errors import ExtraMissing
 
-            print(f"outlive: {MissingExtra('the command line', 'cli')}", file=sys.stderr)
+            print(f"outlive: {ExtraMissing('the command line', 'cli')}", file=sys.stderr)
             sys.exit(2)
         from outlive.cli.program import run
 

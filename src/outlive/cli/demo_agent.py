@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outlive import Run
+    from outlive.values import Source
 
 THREAD, AGENT = "trip", "travel"
 STEPS = ("search ferries", "read timetable", "compare fares", "book the ferry")
@@ -45,8 +46,8 @@ def act(run: Run, signal_name: str | None = None) -> str:
             continue
         state["notes"][name] = "done"
         state["messages"].append({"role": "tool", "name": name, "text": text})
-        usage = {"input_tokens": 120 * number, "output_tokens": 15 * number, "cost_usd": 0.0012 * number}
-        source = "loop" if number < len(STEPS) else "final"
+        usage = {"input_tokens": 120, "output_tokens": 15, "cost_usd": 0.0012}
+        source: Source = "loop" if number < len(STEPS) else "final"
         run.save(state, step=number, iteration=number, phase=name, usage=usage, source=source)
         _say(f"{name}: saved as step {number}")
     return "booked: the early ferry"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from outlive.backend import escape
 from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.output.ids import shorten_ids
-from outlive.cli.output.items import USAGE_FIELDS, run_item
+from outlive.cli.output.items import USAGE_FIELDS, attempt_item, run_item, step_item
 from outlive.cli.output.opaque import unwrap
 from outlive.cli.output.table import Column, print_fields, print_table, standing_style
 from outlive.cli.output.units import format_age, format_duration, format_time
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outlive.runs.step_record import StepInfo
 
 _UNLIMITED = 1_000_000  # characters
+_QUIET_S = 60.0  # a run that wrote something since is not quiet
 
 
 @dataclass(slots=True)
@@ -50,7 +51,8 @@ class RunView:
             "attributes": to_json(dict(info.attributes)),
             "exclusive": info.exclusive,
             "lease_s": info.lease_s,
-            "steps": [_step_item(step) for step in self.steps()],
+            "attempts": [attempt_item(attempt) for attempt in info.attempts],
+            "steps": [step_item(step) for step in self.steps()],
             "responses": [to_json(response) for response in self.responses()],
         }
 
@@ -76,16 +78,6 @@ class RunView:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _step_item(step: StepInfo) -> dict[str, Any]:
-    return {
-        "name": step.name,
-        "key": step.key,
-        "status": step.status,
-        "value": to_json(step.value),
-        "error": step.error,
-    }
 
 
 def list_runs(
@@ -151,8 +143,16 @@ def _lease(item: Mapping[str, Any]) -> str:
 
 
 def _progress(item: Mapping[str, Any]) -> str:
-    parts = [f"#{item['iteration']}" if item["iteration"] else "", item["phase"] or ""]
+    parts = [f"#{item['iteration']}" if item["iteration"] else "", item["phase"] or "", _quiet(item)]
     return " ".join(part for part in parts if part)
+
+
+def _quiet(item: Mapping[str, Any]) -> str:
+    """Return since when a run is quiet, and in which step."""
+    if item["quiet_s"] is None or item["quiet_s"] < _QUIET_S:
+        return ""
+    step = f" in step {item['step']!r}" if item["step"] else ""
+    return f"quiet for {format_duration(item['quiet_s'])}{step}"
 
 
 def _tokens(item: Mapping[str, Any]) -> str:
@@ -205,12 +205,16 @@ def show_run(view: RunView, full: bool) -> None:
 
 
 def _show_steps(steps: list[StepInfo], room: int) -> None:
-    columns = (Column("STEP"), Column("KEY"), Column("STATUS", keeps=True), Column("VALUE"))
+    columns = (
+        Column("STEP"), Column("KEY"), Column("STATUS", keeps=True), Column("ATTEMPT", right=True, drops=1),
+        Column("VALUE"),
+    )  # fmt: skip
     rows = [
         (
             step.name,
             step.key.removeprefix("="),
             step.status,
+            str(step.attempt),
             step.error or ("" if step.status != "done" else one_line(step.value, room)),
         )
         for step in steps

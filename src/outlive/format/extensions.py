@@ -19,7 +19,7 @@ from typing import Any
 
 import ormsgpack
 
-from outlive.errors import Corrupt, MissingExtra
+from outlive.errors import Corrupt, ExtraMissing
 
 TAGGED, TUPLE, SET, FROZENSET, MAP = 1, 2, 3, 4, 5
 DATETIME, DATE, TIME, TIMEDELTA, UUID, DECIMAL = 16, 17, 18, 19, 20, 21
@@ -219,7 +219,7 @@ def _numpy() -> Any:
     try:
         import numpy
     except ImportError as error:
-        raise MissingExtra("a numpy array or scalar in this state", "", package="numpy") from error
+        raise ExtraMissing("a numpy array or scalar in this state", "", package="numpy") from error
     return numpy
 
 

@@ -72,7 +72,7 @@ async def retry_at(engine: Engine, key: ThreadKey, run: RunInfo, due: int) -> No
     if run.status == RUNNING:
         raise lease.run_busy(engine.codec, run.id, stored)
     if run.is_finished:
-        run.attempt, run.failures, run.error, run.ended_at = 0, 0, None, None
+        run.failures, run.error, run.ended_at = 0, None, None
     try:
         await delay_run(engine, key, run, "start", due)
     except EntryHeld as error:
@@ -86,8 +86,8 @@ def _leftovers(stored: EntryRecord, run: RunInfo) -> tuple[EntryRecord, ...]:
 
 def _ended(engine: Engine, run: RunInfo, stored: EntryRecord, status: str) -> EntryRecord:
     now = dt.datetime.now(dt.UTC)
-    run.status, run.step, run.waits = status, None, None
-    run.attempts = attempts.end(run.attempts, status, now)
+    run.status, run.step, run.attempts = status, None, attempts.end(run.attempts, status, now)
+    run.waits = None
     if status == CANCELLED:
         run.ended_at = now
     body = lease.pack_run(engine, run)

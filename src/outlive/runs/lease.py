@@ -35,6 +35,7 @@ from outlive.errors import (
 )
 from outlive.format.codec import Codec
 from outlive.runs import attempts
+from outlive.runs.budget import Budget
 from outlive.runs.owner import Owner
 from outlive.runs.waiting import Waiting
 from outlive.runtime.lease_clock import boot_id, lease_clock_us
@@ -71,6 +72,7 @@ class RunInfo:
     phase: str | None = None
     completed_phases: list[str] = field(default_factory=list)  # in the order in which they were left
     usage: Mapping[str, Any] = field(default_factory=dict)
+    budget: Budget | None = None
     error: str | None = None
     result: Any = None
     exclusive: bool = True
@@ -115,6 +117,7 @@ def pack_run(engine: Engine, run: RunInfo) -> bytes:
     fields["owner"] = None if run.owner is None else run.owner.pack()
     fields["waits"] = None if run.waits is None else run.waits.pack()
     fields["attempts"] = attempts.pack(run.attempts)
+    fields["budget"] = None if run.budget is None else run.budget.pack()
     return engine.codec.pack(fields, f"run {run.id!r}")
 
 
@@ -123,8 +126,9 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
     with well_formed(f"run {entry.key!r}", key.id):
         fields = codec.unpack(entry.body or b"")
         seed_of(fields)
-        owner, waits = fields.pop("owner", None), fields.pop("waits", None)
-        tried = attempts.unpack(fields.pop("attempts", []))
+        budget = fields.pop("budget", None)
+        owner, tried = fields.pop("owner", None), attempts.unpack(fields.pop("attempts", []))
+        waits = fields.pop("waits", None)
         known = {name: value for name, value in fields.items() if name in _FIELDS}
         return RunInfo(
             id=entry.key,
@@ -134,6 +138,7 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
             owner=None if owner is None else Owner.unpack(owner),
             waits=None if waits is None else Waiting.unpack(waits),
             attempts=tried,
+            budget=None if budget is None else Budget.unpack(budget),
             _entry=entry,
             **known,
         )
@@ -147,10 +152,10 @@ def seed_of(fields: Any) -> bytes:
     return seed
 
 
-def pack_progress(codec: Codec, body: bytes, updated_at: dt.datetime | None, step: str | None) -> bytes:
-    """Return the stored body of a run with the moment of its last write and the step that it is in."""
+def pack_progress(codec: Codec, body: bytes, run: RunInfo) -> bytes:
+    """Return a stored body of a run with its last write, the step that it is in, and its usage."""
     fields = codec.unpack(body, opaque=True)
-    return codec.pack({**fields, "updated_at": updated_at, "step": step})
+    return codec.pack({**fields, "updated_at": run.updated_at, "step": run.step, "usage": run.usage})
 
 
 def end_dead_attempt(run: RunInfo) -> None:

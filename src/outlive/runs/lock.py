@@ -49,6 +49,11 @@ class AsyncLock(AsyncContext):
         self._taken: EntryRecord | None = None  # the last entry held, also after it was lost or released
         self._thread_ident = engine.runtime.thread_ident()
 
+    def __repr__(self) -> str:
+        namespace = f" namespace {self._namespace!r}" if self._namespace else ""
+        state = f"held, fence {self.fence}" if self.is_held else "not held"
+        return f"<{type(self).__name__} on {self._key.id!r}{namespace} {state}>"
+
     @property
     def is_held(self) -> bool:
         """Tell whether this lock is held, as far as this process knows."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
+
+from outlive.runs.budget import Budget
 
 
 class RunOptions(TypedDict, total=False):
@@ -20,8 +22,9 @@ class RunOptions(TypedDict, total=False):
     progress_s: float | None
     throttle_s: float
     clock: Callable[[], float] | None
-    durability: str
+    durability: Literal["sync", "async", "exit"]
     max_attempts: int
     backoff_s: float | None
     priority: int
+    budget: Budget | None
     exclusive: bool

@@ -6,7 +6,8 @@ costs no write of its own, and another process sees where a quiet run hangs.
 
 A heartbeat has the revision of the last write, and the store refuses it after a newer one. So it
 may only take along the record that this last write left. While a write is under way, or its outcome
-is not known, it takes nothing along.
+is not known, it takes nothing along. (In a pair, the standby may keep the record of that write as it
+was: both have one rank.)
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Progress:
             self._is_news = True
             return None
         info.updated_at = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=self.quiet_s())
-        return pack_progress(codec, body, info.updated_at, info.step)
+        return pack_progress(codec, body, info)
 
     def tell_again(self) -> None:
         """Note that the heartbeat with the news was not stored."""

@@ -26,6 +26,7 @@ from outlive.errors import (
     RunEnded,
     RunMissing,
 )
+from outlive.events import ANSWER, Event
 from outlive.format.codec import Codec
 from outlive.runs import timers, wakes
 from outlive.runs.answer_schema import Mismatch, check, plain
@@ -42,7 +43,7 @@ from outlive.runs.wait_entry import (
     STATUSES,
     WITHDRAWN,
     Wait,
-    check_name,
+    check_asked_name,
     put,
     read_run,
     read_waits,
@@ -104,11 +105,11 @@ async def read_wait_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[t
         status = "done" if is_over else _STEP_STATUS[wait.status]
         error = wait.status if wait.status in (EXPIRED, WITHDRAWN) and not is_over else None
         kind = _KINDS.get(wait.type, "wait")
-        ended = wait.answered_at or (wait.due_at if status == "done" else 0)
         step = StepInfo(
-            wait.name, "", status, wait.digest or None, wait.value, error, wait.attempt,
-            kind=kind, _began=wait.asked_at, _ended=ended,
-        )  # fmt: skip
+            wait.name, "", status, wait.digest or None, wait.value, error, wait.attempt, kind=kind
+        )
+        ended = wait.due_at if is_over else wait.answered_at
+        step = replace(step, _began=wait.asked_at, _ended=0 if status == "started" else ended)
         steps.append((wait.order, step))
     return steps
 
@@ -140,7 +141,7 @@ async def answer(
     engine: Engine, key: ThreadKey, run_id: str, name: str, value: Any, by: str | None
 ) -> QuestionInfo:
     """Store an answer and wake the run that waits for it, in one commit."""
-    check_name(name)
+    check_asked_name(name)
     token = os.urandom(8)
     for _ in range(_TRIES):
         run, waits = await read_run(engine, key, run_id)
@@ -163,6 +164,8 @@ async def answer(
             await engine.commit(Commit(key, entries=tuple(entries)))
         except EntryHeld:
             continue  # another answer, or the run itself, was faster: look again
+        engine.events.emit(Event(ANSWER, key.id, run=run_id, step=name))
+        wakes.tell(engine, key, entries)
         return info_of(key, run_id, answered)
     raise RunBusy(run_id, None)
 
@@ -172,8 +175,6 @@ def _check_open(run: EntryRecord, wait: Wait) -> None:
         raise AlreadyAnswered(run.key, wait.name, wait.by, _moment(wait.answered_at))
     if run.status not in UNFINISHED:
         raise RunEnded(run.key, run.status)
-    if wait.type == SLEEP:
-        raise AnswerRefused(run.key, wait.name, "answer", "it is a sleep, which no answer ends")
     if wait.status != OPEN:
         raise QuestionClosed(run.key, wait.name, wait.status)
 

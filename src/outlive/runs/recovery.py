@@ -48,6 +48,7 @@ from outlive.threads.engine import Engine
 from outlive.values import matches, moment
 
 Handler = Callable[[AsyncRun], Any]
+Handlers = Mapping[str, Handler] | Mapping[str | None, Handler]  # by agent
 Policy = Literal["resume", "hold"]
 _PAGE = 200
 _PRIMARY_UNREACHABLE = (

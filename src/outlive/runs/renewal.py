@@ -71,6 +71,11 @@ class LeaseRenewer:
             self._stop()
         terminator.discard(id(self))
 
+    def find(self, run_id: str) -> LeaseHolder | None:
+        """Return the live run with this id."""
+        runs = list(self._runs.values())
+        return next((run for run in runs if getattr(run, "id", None) == run_id), None)
+
     def _stop(self) -> None:
         if self._ticker is not None:
             self._ticker.stop()

@@ -31,6 +31,7 @@ from outlive.backend import Commit, EntryRecord, Fence, Receipt, ThreadKey
 from outlive.backend.entries import WAIT
 from outlive.errors import (
     BadArgument,
+    BudgetSpent,
     CallerError,
     CheckpointExists,
     DelayedSaveFailed,
@@ -43,8 +44,8 @@ from outlive.errors import (
     RunSuspended,
     StoreBusy,
 )
-from outlive.events import CLAIM, END, LOSS, STALL, Event
-from outlive.runs import attempts, lease, tickets, timers
+from outlive.events import CLAIM, END, LOSS, QUESTION, STALL, Event
+from outlive.runs import attempts, budget, lease, tickets, timers
 from outlive.runs.deferred_saves import Deferred, Kept
 from outlive.runs.effect_keys import EffectKey
 from outlive.runs.lease import (
@@ -96,10 +97,28 @@ class Live(Protocol):
 
     def add(self, run: AsyncRun) -> None: ...
     def discard(self, run: AsyncRun) -> None: ...
+    def find(self, run_id: str) -> Any:
+        """Return the live run with this id, if this store has it."""
+        ...
 
 
 class AsyncRun(AsyncContext):
-    """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
+    """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`.
+
+    How the block is left decides how the run ends:
+
+        async with store.run("trip", agent="planner") as run:
+            plan = await run.step("plan", make_plan)
+            await run.save({"plan": plan})
+            await run.complete(plan)
+
+    normally              completed, with the result None unless `complete` gave one
+    by an Exception       failed; what it saved is kept, and `store.retry` continues from it
+    by anything else      released (a cancelled task, Ctrl-C, sys.exit): another process recovers it,
+                          because that is how deployments end processes
+
+    A process that dies leaves it running, and it is recovered when its lease has expired.
+    """
 
     def __init__(
         self, engine: Engine, place: AsyncThread, heart: Live, info: RunInfo, options: StartOptions
@@ -119,6 +138,9 @@ class AsyncRun(AsyncContext):
         self._thread_ident = engine.runtime.thread_ident()
         self._progress = Progress()
         self._was_stalled = False
+        self._used: budget.Usage = {}  # in all attempts
+        self._used_by_children: budget.Usage = {}  # since this start
+        self._usage_lock = engine.runtime.lock()
         self._ledger = Ledger(self)
         self._waits = Waits(self)
         self._responses = AsyncResponses(self)
@@ -126,7 +148,8 @@ class AsyncRun(AsyncContext):
         self._ticker: Ticker | None = None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id!r} of {self.info.thread!r} {self.status} attempt {self.info.attempt}>"
+        status = f"{self.status} attempt {self.info.attempt}" if self._is_started else "not started"
+        return f"<{type(self).__name__} {self.id!r} of {self.info.thread!r} {status}>"
 
     @property
     def id(self) -> str:
@@ -185,6 +208,7 @@ class AsyncRun(AsyncContext):
         self._fence, self._epoch, self._revision = holding.fence, holding.epoch, holding.revision
         self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
         self._progress.stored(holding.revision, holding.body)
+        self._used, self._used_by_children = self.info.usage, {}
         try:
             await self._ledger.read(is_new=holding.is_new)
             await self._responses._read(is_new=holding.is_new)
@@ -225,13 +249,16 @@ class AsyncRun(AsyncContext):
     ) -> CheckpointInfo | None:
         """Save a state as a checkpoint of this run, and record its progress: `await run.save(state, phase="draft")`.
 
-        iteration, phase, usage:  the progress, shown by `run.info`; usage is merged with what was recorded before
+        iteration, phase:         the progress, shown by `run.info`
+        usage:                    what was used since the last save, such as {"cost_usd": 0.02, "tokens": 900}: numbers are
+                                  added to what the run and its children have used, other values replace what was there
         durability:               when it is stored (default: that of the run): "sync", before this returns;
                                   "async", in the background; "exit", when the run ends
 
         The other options are those of `thread.save`, without `run` and `fence`. With "exit", and within `throttle_s`
         of the last save, the state is held back: the call returns None, and the state is stored unless a newer save
-        replaces it. A call that raises leaves the run as it was.
+        replaces it. A call that raises leaves the run as it was. But BudgetSpent is raised after the save, if its usage
+        crosses the budget of the run or of its parent.
         """
         check_options("run.save", options, RunSaveOptions.__optional_keys__)
         durability = options.get("durability")
@@ -241,22 +268,27 @@ class AsyncRun(AsyncContext):
             draft = self.thread._draft(**options, run=self.id)
             before = self._note(iteration, phase, usage)
             try:
-                return await self._save_as(chosen, state, draft, is_named=options.get("id") is not None)
+                saved = await self._save_as(chosen, state, draft, is_named=options.get("id") is not None)
             except BaseException:
                 self._note_again(before)
                 raise
+        if usage is not None:
+            self._spend(budget.numbers(usage))
+        return saved
 
     def _note(
         self, iteration: int | None, phase: str | None, usage: Mapping[str, Any] | None
     ) -> tuple[Any, ...]:
         """Record the progress of the run, and return the progress before. Raises BadArgument, Unencodable."""
         info = self.info
-        before = (info.iteration, info.phase, info.completed_phases, info.usage)
-        merged = info.usage if usage is None else {**info.usage, **self._copied(check_usage(usage))}
+        before = (info.iteration, info.phase, info.completed_phases, self._used)
+        added = None if usage is None else self._copied(check_usage(usage))
         iteration = info.iteration if iteration is None else check_iteration(iteration)
         if phase is not None and check_phase(phase) != info.phase:
             self._enter_phase(phase)
-        info.iteration, info.usage = iteration, merged
+        info.iteration = iteration
+        if added is not None:
+            self._set_used(budget.add(self._used, added))
         return before
 
     def _copied(self, usage: dict[str, Any]) -> Any:
@@ -272,7 +304,27 @@ class AsyncRun(AsyncContext):
         info.phase = info.phase if phase is None else phase
 
     def _note_again(self, before: tuple[Any, ...]) -> None:
-        self.info.iteration, self.info.phase, self.info.completed_phases, self.info.usage = before
+        self.info.iteration, self.info.phase, self.info.completed_phases, used = before
+        self._set_used(used)
+
+    def _set_used(self, used: budget.Usage, by_children: budget.Usage | None = None) -> None:
+        with self._usage_lock:  # children may be in other threads
+            if by_children:
+                self._used_by_children = budget.add(self._used_by_children, by_children)
+            self._used = used
+            self.info.usage = budget.add(used, self._used_by_children)
+
+    def _spend(self, used: budget.Usage) -> None:
+        """Count what was used towards the budgets of this run and of its parents. Raises BudgetSpent."""
+        parent = None if self.info.parent is None else self._heart.find(self.info.parent)
+        try:
+            if self.info.budget is not None:
+                self.info.budget.check(self.id, self.info.usage)
+        finally:
+            if parent is not None:
+                parent._set_used(parent._used, used)
+                parent._progress.moved()
+                parent._spend(used)
 
     async def _save_as(
         self, chosen: str | None, state: Any, draft: Draft, *, is_named: bool
@@ -492,8 +544,9 @@ class AsyncRun(AsyncContext):
         """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first."""
         async with self._mutex:
             self._check_live()
-            tried = attempts.end(self.info.attempts, WAITING, moment(self._engine.runtime.now()))
-            parked = replace(self.info, status=WAITING, waits=waiting, step=None, attempts=tried)
+            now = moment(self._engine.runtime.now())
+            tried = attempts.end(self.info.attempts, WAITING, now)
+            parked = replace(self.info, status=WAITING, waits=waiting, attempts=tried, step=None)
             body = lease.pack_run(self._engine, parked)
             await self._flush()
             self._is_suspended = True  # before the run is not live any more, for steps of other branches
@@ -502,8 +555,10 @@ class AsyncRun(AsyncContext):
             except BaseException:
                 self._is_suspended = False
                 raise
-            self.info.status, self.info.waits, self.info.updated_at = WAITING, waiting, parked.updated_at
-            self.info.step, self.info.attempts = None, tried
+            for name in ("status", "waits", "attempts", "step", "updated_at"):
+                setattr(self.info, name, getattr(parked, name))
+            for name in waiting.names:
+                self._tell(QUESTION, step=name)
             self._tell(END)
 
     async def _suspend_also(self, waiting: Waiting | None, entries: Sequence[EntryRecord], now: int) -> bool:
@@ -515,6 +570,8 @@ class AsyncRun(AsyncContext):
         async with self._mutex:
             if not self._is_suspended:
                 return False
+            if self.info.status == RELEASED:  # because of another branch: this one asks when it is resumed
+                return True
             info = self.info
             if waiting is not None:
                 info = replace(info, waits=waiting if info.waits is None else info.waits.joined(waiting))
@@ -532,6 +589,8 @@ class AsyncRun(AsyncContext):
                 raise
             self._revision += 1
             self.info.waits, self.info.status = info.waits, also[0].status
+            for group in () if waiting is None else waiting.groups:
+                self._tell(QUESTION, step=", ".join(group.names))
             return True
 
     # Ending
@@ -704,9 +763,13 @@ class AsyncRun(AsyncContext):
         if error is None:
             await self._complete_or_fail()
         elif not is_lost:
-            is_failure = isinstance(error, Exception)
             try:
-                await (self.fail(error) if is_failure else self._engine.runtime.shielded(self.release()))
+                if isinstance(error, BudgetSpent):
+                    await self._end(PARKED, error=_text(error))
+                elif isinstance(error, Exception):
+                    await self.fail(error)
+                else:
+                    await self._engine.runtime.shielded(self.release())
             except RunEnded:
                 pass  # by an earlier call that was cut off
             except DelayedSaveFailed as lost:  # the run has ended, and a cancelled task is to stay cancelled
@@ -744,7 +807,9 @@ class AsyncRun(AsyncContext):
             raise RunSuspended(self.id, () if self.info.waits is None else self.info.waits.names)
         if self.info.status == RUNNING and not self._has_begun:
             raise RunNotStarted(self.id)
-        raise RunEnded(self.id, "left without an end" if self.info.status == RUNNING else self.status)
+        raise RunEnded(
+            self.id, "not running in this process any more" if self.info.status == RUNNING else self.status
+        )
 
     def _as_fence(self) -> Fence:
         return Fence(RUN, self.id, self._epoch, self._fence)

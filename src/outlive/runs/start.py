@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from outlive.backend import Commit, EntryRecord, Fence, Receipt, Removal, ThreadKey
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
 from outlive.runs import attempts, lease, tickets, timers
+from outlive.runs.budget import Budget
 from outlive.runs.effect_keys import new_seed
 from outlive.runs.lease import COMPLETED, LOCK, RELEASED, RUN, RUNNING, RunInfo
 from outlive.runs.owner import Owner
@@ -36,6 +37,7 @@ class StartOptions:
     retries: bool = False  # a run that has ended starts again
     is_bare: bool = False  # an adapter stores the first checkpoint itself
     is_named: bool = False  # the caller chose its id: another thread may have it
+    budget: Budget | None = None  # replaces that of the record
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Start:
         info = self._info
         info.owner, info.status, info.step, info.ended_at = owner, RUNNING, None, None
         info.effect_seed = info.effect_seed or new_seed()
+        info.budget = self._options.budget or info.budget
         now = moment(self._engine.runtime.now())
         info.attempts = attempts.begin(info.attempts, info.attempt, owner, now)
 
@@ -130,8 +133,8 @@ class Start:
             return False
         else:
             self._is_untried = info.attempt == 0
-        self._leftovers = (*tickets.removed(stored, info), *timers.run_timer_removed(info))
         lease.end_dead_attempt(info)
+        self._leftovers = (*tickets.removed(stored, info), *timers.run_timer_removed(info))
         # A run that waited for an answer continues the attempt that asked.
         self._is_attempt = info.status == RUNNING or info.waits is None or not info.waits.is_pause
         info.attempt += self._is_attempt

@@ -22,7 +22,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -140,6 +140,18 @@ class Ledger:
         """Number what begins from now on after this one."""
         self._begun = max(self._begun, number)
 
+    @contextlib.contextmanager
+    def occupied(self, name: str) -> Iterator[None]:
+        """Let other branches know that this one sleeps, and continues soon."""
+        place = (name, "?sleep")
+        with self._lock:
+            self._in_flight[place] = None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight.pop(place, None)
+
     def is_busy_elsewhere(self) -> bool:
         """Tell whether steps are in flight in other branches than the one that asks."""
         mine = {(name, key) for ledger, name, key in _around.get() if ledger == id(self)}
@@ -173,10 +185,14 @@ class Ledger:
                 await self._write(known, DONE, value)
                 return value
         # 3. Call the function, if need be more than once.
+        if known is None and self._run.info.budget is not None:
+            self._run.info.budget.check_step(self._run.id, len(self._steps))
+        call: Callable[[], Any] = functools.partial(function, *args, **kwargs)
+        if options is DEFAULTS:
+            return await self._call(self._begin(place, digest, known, None), call, options)
         key = effect_key(self._run.info.effect_seed, *place) if options.effect else None
         if key is not None:
-            kwargs = with_key(function, kwargs, key)
-        call = functools.partial(function, *args, **kwargs)
+            call = functools.partial(function, *args, **with_key(function, kwargs, key))
         return await self._try(self._begin(place, digest, known, key), call, options)
 
     def _enter(self, name: str, key: str | None) -> tuple[str, str]:
@@ -245,7 +261,11 @@ class Ledger:
         if self._run._engine.events.is_on:
             self._tell(STEP_BEGIN, step, STARTED)
         try:
-            value = await self._value(step, call, options)
+            if options is DEFAULTS:
+                value = call()
+                value = await value if inspect.isawaitable(value) else value
+            else:
+                value = await self._value(step, call, options)
         except Exception as error:
             # An effect that ran out of time may have happened: that is for `on_unfinished` to say.
             is_open = options.effect and isinstance(error, StepTimeout)
@@ -258,9 +278,6 @@ class Ledger:
         return value
 
     async def _value(self, step: StepInfo, call: Callable[[], Any], options: StepOptions) -> Any:
-        if options is DEFAULTS:
-            value = call()
-            return await value if inspect.isawaitable(value) else value
         key = step.effect_key
         with contextlib.nullcontext() if key is None else inside_effect(self, EffectKey(key)):
             if options.timeout_s is None:

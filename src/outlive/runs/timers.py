@@ -106,6 +106,7 @@ async def fire(engine: Engine, thread: ThreadKey, entry: EntryRecord) -> bool:
                 return False
             refusal = error  # an answer came, or the run moved on: look again
             continue
+        wakes.tell(engine, thread, changes)
         return True
     assert refusal is not None
     raise refusal

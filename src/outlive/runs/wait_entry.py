@@ -79,6 +79,15 @@ _FIELDS = (
 )  # fmt: skip
 
 
+def check_asked_name(name: object) -> str:
+    """Return the name of something that can be answered: not that of a sleep. Raises BadArgument."""
+    if isinstance(name, str) and name.startswith(("sleep#", "sleep=")):
+        raise BadArgument(
+            f"names that begin with 'sleep#' or 'sleep=' are those of sleeps, not {name!r:.100}"
+        )
+    return check_name(name)
+
+
 def check_name(name: object) -> str:
     """Return the name of a question or event. Raises BadArgument."""
     if not isinstance(name, str) or not name or "\n" in name or len(name) > 200:

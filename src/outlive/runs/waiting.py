@@ -65,10 +65,12 @@ class Waiting:
         return Waiting(self.reason, self.since, until, groups)
 
     def pack(self) -> list[Any]:
+        """Return it as the record of the run stores it."""
         groups = [[list(group.names), group.mode] for group in self.groups]
         return [self.reason, self.since, self.until, groups]
 
     @classmethod
     def unpack(cls, packed: Any) -> Waiting:
+        """Return what `pack` made a list of."""
         reason, since, until, groups = packed
         return cls(reason, since, until, tuple(Group(tuple(names), mode) for names, mode in groups))

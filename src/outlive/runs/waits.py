@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -39,6 +40,7 @@ from outlive.runs.wait_entry import (
     SLEEP,
     WITHDRAWN,
     Wait,
+    check_asked_name,
     check_name,
     digest_of,
     next_rank,
@@ -82,6 +84,7 @@ class Branches(Protocol):
     def number(self, name: str, key: str) -> int: ...
     def count(self, name: str) -> int: ...
     def is_busy_elsewhere(self) -> bool: ...
+    def occupied(self, name: str) -> AbstractContextManager[None]: ...
 
 
 class Suspendable(Protocol):
@@ -204,7 +207,8 @@ class Waits:
             await self._run._write_entries(entry)
             wait = replace(wait, entry=replace(entry, expect=None))
         if due > now:
-            await self._run._engine.runtime.sleep((due - now) / 1e6)
+            with self._run._branches.occupied(asked.name):
+                await self._run._engine.runtime.sleep((due - now) / 1e6)
         self._known[asked.name] = replace(wait, status=EXPIRED)  # nothing is left to withdraw
 
     # Checks
@@ -222,9 +226,7 @@ class Waits:
         ]
 
     def _asked(self, name: str, type: str, payload: Any, schema: Any) -> _Asked:
-        check_name(name)
-        if name.startswith(("sleep#", "sleep=")):
-            raise BadArgument(f"names that begin with 'sleep#' or 'sleep=' are those of sleeps, not {name!r}")
+        check_asked_name(name)
         json_schema = schema_of(schema)
         digest = digest_of(self._run._engine.codec, name, type, payload, json_schema)
         return _Asked(name, type, payload, schema, json_schema, digest)

@@ -8,15 +8,17 @@ knows by that that it is not another attempt.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from outlive.backend import NEXT, EntryRecord, ThreadKey
 from outlive.errors import well_formed
+from outlive.events import WAKE, Event
 from outlive.format.codec import Codec
 from outlive.runs import tickets
-from outlive.runs.lease import RUN, WAITING
+from outlive.runs.lease import RELEASED, RUN, WAITING
 from outlive.runs.wait_entry import ANSWERED, EXPIRED, Wait
 from outlive.runs.waiting import Waiting
+from outlive.threads.engine import Engine
 from outlive.values import moment
 
 
@@ -42,7 +44,16 @@ def wake_at(codec: Codec, key: ThreadKey, run: EntryRecord, due: int, now: int) 
     return parked.release(now)
 
 
+def tell(engine: Engine, key: ThreadKey, entries: Iterable[EntryRecord]) -> None:
+    """Tell the watcher of the store if a commit with these entries woke a run."""
+    for entry in entries:
+        if (entry.kind, entry.status) == (RUN, RELEASED):
+            engine.events.emit(Event(WAKE, key.id, run=entry.key, status=RELEASED))
+
+
 class _Parked:
+    """A run that waits, as far as it must be read to wake it."""
+
     def __init__(self, run: EntryRecord, waiting: Waiting, agent: str | None, priority: int) -> None:
         self._run = run
         self._agent = agent

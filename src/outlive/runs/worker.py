@@ -27,6 +27,10 @@ class AsyncWorker:
         self._on_report = on_report
         self._bell = runtime.bell()
 
+    def __repr__(self) -> str:
+        state = "stopped" if self._bell.is_set() else f"every {self._interval_s:g} s"
+        return f"<{type(self).__name__} {state}>"
+
     async def run(self) -> None:
         """Recover dead runs, wait, and repeat, until `stop()` is called. While the store cannot be reached, the pauses grow."""
         failures = 0

@@ -16,6 +16,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
@@ -194,6 +195,20 @@ class _LoopMutex:
             self._lock.release()
 
 
+async def _result_of(future: Future[Any]) -> Any:
+    """Wait for a thread. A coroutine that it returns when nobody waits any more is closed."""
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(_close_coroutine)
+        raise
+
+
+def _close_coroutine(future: Future[Any]) -> None:
+    if future.exception() is None and inspect.iscoroutine(future.result()):
+        future.result().close()
+
+
 class AsyncRuntime(SyncRuntime):
     """The runtime of `outlive.open_async`."""
 
@@ -253,7 +268,7 @@ class AsyncRuntime(SyncRuntime):
             async with limit:
                 if inspect.iscoroutinefunction(function):
                     return True, await function()
-                value = await asyncio.wrap_future(call_in_thread(function))
+                value = await _result_of(call_in_thread(function))
                 return True, (await value) if inspect.isawaitable(value) else value
         except TimeoutError:
             if limit.expired():

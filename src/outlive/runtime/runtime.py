@@ -208,6 +208,7 @@ def call_in_thread(function: Callable[[], Any]) -> Future[Any]:
     from concurrent.futures import Future  # slow to import, and few steps have a timeout
 
     future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel it
     context = contextvars.copy_context()
 
     def work() -> None:

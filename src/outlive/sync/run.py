@@ -43,7 +43,22 @@ def _blocking(name: str, function: Callable[P, T]) -> Callable[P, T]:
 
 
 class Run(SyncContext):
-    """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
+    """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`.
+
+    How the block is left decides how the run ends:
+
+        with store.run("trip", agent="planner") as run:
+            plan = run.step("plan", make_plan)
+            run.save({"plan": plan})
+            run.complete(plan)
+
+    normally              completed, with the result None unless `complete` gave one
+    by an Exception       failed; what it saved is kept, and `store.retry` continues from it
+    by anything else      released (a cancelled task, Ctrl-C, sys.exit): another process recovers it,
+                          because that is how deployments end processes
+
+    A process that dies leaves it running, and it is recovered when its lease has expired.
+    """
 
     def __init__(self, run: AsyncRun) -> None:
         self._run = run
@@ -111,13 +126,16 @@ class Run(SyncContext):
     ) -> CheckpointInfo | None:
         """Save a state as a checkpoint of this run, and record its progress: `run.save(state, phase="draft")`.
 
-        iteration, phase, usage:  the progress, shown by `run.info`; usage is merged with what was recorded before
+        iteration, phase:         the progress, shown by `run.info`
+        usage:                    what was used since the last save, such as {"cost_usd": 0.02, "tokens": 900}: numbers are
+                                  added to what the run and its children have used, other values replace what was there
         durability:               when it is stored (default: that of the run): "sync", before this returns;
                                   "async", in the background; "exit", when the run ends
 
         The other options are those of `thread.save`, without `run` and `fence`. With "exit", and within `throttle_s`
         of the last save, the state is held back: the call returns None, and the state is stored unless a newer save
-        replaces it. A call that raises leaves the run as it was.
+        replaces it. A call that raises leaves the run as it was. But BudgetSpent is raised after the save, if its usage
+        crosses the budget of the run or of its parent.
         """
         return run_now(self._run.save(state, iteration=iteration, phase=phase, usage=usage, **options))
 
@@ -298,6 +316,9 @@ class Lock(SyncContext):
 
     def __init__(self, lock: AsyncLock) -> None:
         self._lock = lock
+
+    def __repr__(self) -> str:
+        return repr(self._lock).replace("<AsyncLock", "<Lock", 1)
 
     @property
     def is_held(self) -> bool:

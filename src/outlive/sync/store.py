@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType, UnionType
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from outlive.arguments import check_handlers
+from outlive.runs.budget import Budget
 from outlive.runs.lease import RunInfo
 from outlive.runs.options import RunOptions
 from outlive.runtime.runtime import run_now
@@ -18,7 +19,7 @@ from outlive.sync.run import Lock, Run
 from outlive.sync.thread import Thread
 from outlive.sync.worker import Worker
 from outlive.threads.thread import S
-from outlive.values import Sizes, ThreadInfo, Verified
+from outlive.values import StoreSize, ThreadInfo, Verified
 
 if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.encryption.rotation import Rotated
@@ -32,8 +33,12 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.runs.step_record import StepInfo
 
 
+Handler = Callable[[Run], Any]
+Handlers = Mapping[str, Handler] | Mapping[str | None, Handler]  # by agent
+
+
 class Store(SyncContext):
-    """The threads of one tenant. Made by `outlive.open(url)`; safe for any number of threads."""
+    """The threads of one tenant. Made by `outlive.open(url)`; safe to share between OS threads."""
 
     def __init__(self, store: AsyncStore) -> None:
         self._store = store
@@ -56,8 +61,8 @@ class Store(SyncContext):
     def thread(self, id: str, *, namespace: str = "", type: Any = None) -> Thread[Any]:
         """Return a handle on a thread, which need not exist yet: `store.thread("trip", type=State)`.
 
-        `type` registers the classes that it annotates. Such a handle saves only states of that type, and type
-        checkers know what it loads.
+        `type` registers the type and the classes in its annotations. Such a handle saves only states of that type,
+        and type checkers know what it loads.
         """
         return Thread(self._store.thread(id, namespace=namespace, type=type))
 
@@ -68,13 +73,16 @@ class Store(SyncContext):
         filter: Mapping[str, Any] | None = None,
         limit: int | None = None,
         after: str | None = None,
+        order: Literal["id", "updated"] = "id",
     ) -> Iterator[ThreadInfo]:
         """Iterate over threads by id: `for info in store.threads()`.
 
-        `after` is the id to continue after, whether that thread still exists or not. `filter` has keys that the
-        threads' own metadata must have with equal values; `limit` is counted after the filter.
+        order="updated" begins with the thread that changed last. A thread that changes meanwhile is not listed
+        again. `after` is where to continue: an id, whether that thread still exists or not; with order="updated"
+        the `cursor` of a ThreadInfo. `filter` has keys that the threads' own metadata must have with equal values;
+        `limit` is counted after the filter. A prefix is for threads by id.
         """
-        return each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after))
+        return each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after, order=order))
 
     def run(self, thread_id: str, **options: Unpack[RunOptions]) -> Run:
         """Return a run on a thread: `with store.run("trip", agent="planner") as run`.
@@ -83,8 +91,10 @@ class Store(SyncContext):
         run that has ended, `run.is_finished` is true and `run.result` is its result.
 
         run_id:        the id of the run (default: a new one)
+        namespace:     the namespace of the thread that it works in; each can have a run of its own
         agent:         which handler of `store.recover` resumes it
-        prompt, attributes:  stored with the run; `store.runs` filters by attributes
+        prompt:        any value, stored with the run: what its handler needs to start again
+        attributes:    stored with the run, for `store.runs(attributes=...)`
         parent:        the run that started this one
         code_version:  what `recover(policy="hold")` compares
         lease_s:       how long after the last sign of life the run counts as dead (default: 30)
@@ -92,11 +102,13 @@ class Store(SyncContext):
                        take the run over. A write, a step and `run.alive()` are progress (default: no limit)
         throttle_s:    store at most one save in this time (default: every save)
         clock:         measures `throttle_s` (default: time.monotonic)
-        durability:    when its saves are stored (default: "sync"); see `run.save`
+        durability:    when its saves are stored: "sync" (default), "async" or "exit"; see `run.save`
         max_attempts:  `recover` parks the run after that many failed attempts (default: 5)
         backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
                        (default: None, a failure ends the run and a crash is recovered at once)
         priority:      0 to 999; of released runs of an agent, workers claim those with the greatest first
+        budget:        what the run may use, an `outlive.Budget`; when that is spent, the run is parked (default: the
+                       budget that it had, or none)
         exclusive:     hold the thread, so that no other run has it at the same time (default: True)
 
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
@@ -149,13 +161,21 @@ class Store(SyncContext):
         """
         return run_now(self._store.responses(run_id, thread=thread))
 
-    def retry(self, run_id: str, *, thread: str | None = None, not_before: dt.datetime | None = None) -> Run:
+    def retry(
+        self,
+        run_id: str,
+        *,
+        thread: str | None = None,
+        not_before: dt.datetime | None = None,
+        budget: Budget | None = None,
+    ) -> Run:
         """Return a run that failed or was cancelled, parked or released, to continue it: `with store.retry(id) as run`.
 
         With `not_before`, a datetime with a time zone, it is left to `recover` and workers at that time: its status is
         "waiting" until then. Raises RunBusy for a run that is running and RunEnded for one that is completed.
+        `budget` replaces the budget of the run.
         """
-        return Run(run_now(self._store.retry(run_id, thread=thread, not_before=not_before)))
+        return Run(run_now(self._store.retry(run_id, thread=thread, not_before=not_before, budget=budget)))
 
     def answer(
         self, run_id: str, name: str, value: Any, *, by: str | None = None, thread: str | None = None
@@ -210,12 +230,17 @@ class Store(SyncContext):
     def lock(
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
     ) -> Lock:
-        """Return a lock on a thread: `with store.lock("trip")`. While it is held, no run and no other lock has the thread."""
+        """Return a lock on a thread: `with store.lock("trip")`. While it is held, no run and no other lock has the thread.
+
+        namespace:  lock only this namespace of the thread
+        timeout_s:  how long to wait for it (default: the timeout of the store), then ThreadBusy is raised
+        lease_s:    how long after the last sign of life the lock is free again; it is renewed while it is held
+        """
         return Lock(self._store.lock(thread_id, namespace=namespace, timeout_s=timeout_s, lease_s=lease_s))
 
     def worker(
         self,
-        handlers: Mapping[str | None, Callable[[Run], Any]],
+        handlers: Handlers,
         *,
         concurrency: int = 8,
         interval_s: float = 5.0,
@@ -243,7 +268,7 @@ class Store(SyncContext):
 
     def recover(
         self,
-        handlers: Mapping[str | None, Callable[[Run], Any]],
+        handlers: Handlers,
         *,
         concurrency: int = 8,
         policy: Policy = "resume",
@@ -252,10 +277,11 @@ class Store(SyncContext):
     ) -> Recovered:
         """Resume every dead run: `store.recover({"planner": resume_planner})`.
 
-        handlers:        maps an agent, or "*" for all others, to a function that is called with its run
+        handlers:        maps an agent to a function that is called with its run; None is for runs without an agent,
+                         "*" for all others
         concurrency:     how many runs are resumed at a time; each belongs to exactly one process and one handler.
                          A sync store resumes each in a thread, or with 1 in the calling thread.
-        policy:          "hold" skips runs that another `code_version` has started
+        policy:          "resume" (default), or "hold": skip runs that another `code_version` has started
         after_failover:  resume although a pair of stores has failed over. Runs that still work with the primary
                          cannot be told from dead ones then, and all are skipped by default.
 
@@ -278,7 +304,10 @@ class Store(SyncContext):
         return run_now(self._store.delete(id))
 
     def verify(self, *, progress: Progress | None = None) -> Verified:
-        """Check every stored byte of every thread. Problems are reported, not raised."""
+        """Check every stored byte of every thread. Problems are reported, not raised.
+
+        `progress(done, total)` is called after each thread; `total` is None where it is not known before the end.
+        """
         return run_now(self._store.verify(progress=progress))
 
     def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
@@ -309,8 +338,8 @@ class Store(SyncContext):
         """
         return run_now(self._store.rotate(progress=progress))
 
-    def size(self) -> Sizes:
-        """Return how much the store holds for this tenant."""
+    def size(self) -> StoreSize:
+        """Return how much the store holds for this tenant, from the rows of its threads alone."""
         return run_now(self._store.size())
 
     def copy_to(

@@ -67,7 +67,10 @@ class Thread(Generic[S]):
     def load(
         self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
     ) -> S | None:
-        """Return the newest state, that of a checkpoint, or the newest at a moment; None when there is none."""
+        """Return the newest state, that of a checkpoint, or the newest at a moment; None when there is none.
+
+        `at` is a datetime with a time zone: `thread.load(at=datetime.now(UTC) - timedelta(hours=1))`.
+        """
         return run_now(self._thread.load(id, at=at, timeout_s=timeout_s))
 
     def checkpoint(
@@ -134,7 +137,10 @@ class Thread(Generic[S]):
         )
 
     def lineage(self, id: str | None = None) -> list[CheckpointInfo]:
-        """Return a checkpoint (default: the head) and its ancestors by parent, newest first, as far as they exist."""
+        """Return a checkpoint (default: the head) and its ancestors by parent, newest first, as far as they exist.
+
+        Raises CheckpointMissing for an id that does not exist.
+        """
         return run_now(self._thread.lineage(id))
 
     def tips(self) -> list[CheckpointInfo]:
@@ -175,14 +181,14 @@ class Thread(Generic[S]):
         return run_now(self._thread.interrupts(checkpoint))
 
     def resume(
-        self, interrupt: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None
+        self, interrupt_id: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None
     ) -> None:
         """Answer an interrupt with a value; the last answer counts. `fence` is a lock on this thread that must still be held."""
-        run_now(self._thread.resume(interrupt, value, checkpoint=checkpoint, fence=fence))
+        run_now(self._thread.resume(interrupt_id, value, checkpoint=checkpoint, fence=fence))
 
-    def fork(self, id: str, *, at: str | None = None) -> Thread[S]:
+    def fork(self, id: str, *, checkpoint: str | None = None) -> Thread[S]:
         """Make a new thread that starts with one checkpoint of this one (default: the head)."""
-        return Thread(run_now(self._thread.fork(id, at=at)))
+        return Thread(run_now(self._thread.fork(id, checkpoint=checkpoint)))
 
     def copy(self, id: str) -> Thread[S]:
         """Make a new thread with the whole history of this one, in all namespaces."""

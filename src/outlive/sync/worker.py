@@ -16,6 +16,9 @@ class Worker:
     def __init__(self, worker: AsyncWorker) -> None:
         self._worker = worker
 
+    def __repr__(self) -> str:
+        return repr(self._worker).replace("<AsyncWorker", "<Worker", 1)
+
     def run(self) -> None:
         """Recover dead runs, wait, and repeat, until `stop()` is called. While the store cannot be reached, the pauses grow."""
         run_now(self._worker.run())

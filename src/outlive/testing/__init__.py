@@ -7,9 +7,12 @@
         def backend(self, tmp_path):
             return Opener.local(lambda: MyBackend(tmp_path))
 
-The fixture gives an empty backend: a local one (plain functions, see
-`outlive.backends.local.sync_local.Local`), which is tested sync and async as it is, or an `Opener`,
-which tells how to open it, more than once, in each mode.
+The fixture gives an empty backend: a local one (plain functions, see `outlive.authoring.Local`),
+which is tested sync and async as it is, or an `Opener`, which tells how to open it, more than once,
+in each mode.
+
+For tests of your own, `probe` is one thread of the backend without a store (`Probe`), and `draft`,
+`chunk` and `write` make records.
 
 `BackendContract` has three parts, each of which can be run alone: `RecordsContract` looks at the
 records themselves, `StoreContract` at what a user sees, and `MachineContract` compares any sequence
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
     from outlive.testing.records import RecordsContract as RecordsContract
     from outlive.testing.store import StoreContract as StoreContract
     from outlive.testing.suite import BackendContract as BackendContract
+    from outlive.testing.thread_records import Probe as Probe
+    from outlive.testing.thread_records import chunk as chunk
+    from outlive.testing.thread_records import draft as draft
+    from outlive.testing.thread_records import write as write
     from outlive.testing.trial import Opener as Opener
     from outlive.testing.trial import Trial as Trial
     from outlive.testing.tuning import tuned as tuned
@@ -43,10 +50,14 @@ _HOMES = {
     "Interposed": "interposed",
     "MachineContract": "machine",
     "Opener": "trial",
+    "Probe": "thread_records",
     "StoreContract": "store",
     "Trial": "trial",
     "RecordsContract": "records",
+    "chunk": "thread_records",
+    "draft": "thread_records",
     "tuned": "tuning",
+    "write": "thread_records",
 }
 
 

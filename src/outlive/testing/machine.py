@@ -26,6 +26,7 @@ from outlive.testing.model import CheckpointKey, ModelThread, Saved, State, text
 from outlive.testing.thread_records import Probe, live
 from outlive.testing.trial import IO_MODES, Driver, Opener, Trial
 from outlive.threads.thread import AsyncThread
+from outlive.values import Source
 
 T = TypeVar("T")
 _numbers = itertools.count()
@@ -162,7 +163,7 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             self.run(handle.save(state.value(), id=id))
         except OutcomeUnknown as unknown:
-            assert unknown.checkpoint_id == id
+            assert unknown.checkpoint == id
 
     @rule(call=CALLS, how=st.sampled_from(("same", "other", "replace", "replace")))
     def save_an_id_again(self, call: Call, how: str) -> None:
@@ -223,7 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
         id = line[call.number % len(line)]
         self.touched.add(into)
         try:
-            self.run(handle.copy(into) if whole else handle.fork(into, at=id))
+            self.run(handle.copy(into) if whole else handle.fork(into, checkpoint=id))
         except ThreadNotEmpty:
             assert target.saved or target.metadata
             return
@@ -232,7 +233,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.take(source, target, pairs, None if whole else "fork")
 
     def take(
-        self, source: ModelThread, target: ModelThread, pairs: list[CheckpointKey], how: str | None
+        self, source: ModelThread, target: ModelThread, pairs: list[CheckpointKey], how: Source | None
     ) -> None:
         used = (
             target.seq

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outlive.testing.store.pruning import noise
+from outlive.values import Source
 
 CheckpointKey = tuple[str, str]  # (namespace, checkpoint)
 
@@ -36,7 +37,7 @@ class Saved:
     parent: str | None
     seq: int
     state: State
-    source: str = "loop"
+    source: Source = "loop"
 
 
 @dataclass

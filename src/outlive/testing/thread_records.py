@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from outlive.backend import (
+    OUTBOX,
     Backend,
     CheckpointRecord,
     Commit,
@@ -22,9 +23,10 @@ from outlive.backend import (
     WriteRecord,
 )
 from outlive.backend import commit as commit_one
+from outlive.backend.entries import KINDS
 from outlive.errors import OutliveError
 
-KINDS = ("run", "lock", "step")
+_SHOWN_KINDS = tuple(kind for kind in KINDS if kind != OUTBOX)  # a pair empties that in the background
 
 
 def chunk(text: str, size: int = 0) -> tuple[bytes, bytes]:
@@ -138,7 +140,7 @@ class Probe:
             "data": await self.backend.fetch(self.thread, list(inventory.chunks)),
             "records": await self.records(),
             "writes": await self.backend.writes(self.thread, None),
-            "entries": {kind: await self.entries(kind) for kind in KINDS},
+            "entries": {kind: await self.entries(kind) for kind in _SHOWN_KINDS},
             "row": await self.row(),
         }
 

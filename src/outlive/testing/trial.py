@@ -21,6 +21,7 @@ from outlive.backends.local.async_local import AsyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.local.protocol import Local
 from outlive.backends.local.sync_local import SyncLocal
+from outlive.backends.server.urls import BackendFactory
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec
 from outlive.format.registry import Registry
@@ -46,12 +47,15 @@ class Opener:
     """How to open the backend under test: each call gives another handle on the same store.
 
     `survives` tells that what is stored outlives a closed handle; a store in memory does not.
-    A mode that the backend does not have is None, and its tests are skipped by name.
+    `is_remote` tells that a network is between the backend and its store, so that a commit may
+    arrive twice (rule 9). A mode that the backend does not have is None, and its tests are skipped
+    by name.
     """
 
     sync: Callable[[], Backend] | None
     asynchronous: Callable[[], Awaitable[Backend]] | None
     survives: bool = True
+    is_remote: bool = True
 
     @classmethod
     def local(cls, make: Callable[[], Local], *, survives: bool = True) -> Opener:
@@ -60,7 +64,12 @@ class Opener:
         async def threaded() -> Backend:
             return cast(Backend, AsyncLocal(make()))
 
-        return cls(lambda: cast(Backend, SyncLocal(make())), threaded, survives)
+        return cls(lambda: cast(Backend, SyncLocal(make())), threaded, survives, is_remote=False)
+
+    @classmethod
+    def served(cls, factory: BackendFactory, timeout_s: float | None = 30.0) -> Opener:
+        """Open what a URL was parsed into: a backend of a server."""
+        return cls(lambda: factory.sync(timeout_s), lambda: factory.asynchronous(timeout_s))
 
     @classmethod
     def of(cls, source: Any) -> Opener:

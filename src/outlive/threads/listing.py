@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from outlive.backend import ThreadKey, ThreadQuery, ThreadRecord, escape
+from outlive.backend import ThreadCursor, ThreadKey, ThreadQuery, ThreadRecord, escape
 from outlive.errors import Corrupt
 from outlive.runtime.wrong_mode import AsyncItems
 from outlive.threads.engine import Engine
@@ -30,6 +30,8 @@ class Threads(AsyncItems[ThreadInfo]):
         filter: dict[str, Any] | None = None,
         limit: int | None = None,
         after: str | None = None,
+        newest: bool = False,
+        before: ThreadCursor | None = None,
         heads: bool = True,
         damaged: list[Corrupt] | None = None,
     ) -> None:
@@ -39,6 +41,8 @@ class Threads(AsyncItems[ThreadInfo]):
         self._filter = filter or {}
         self._left = limit
         self._after = after
+        self._newest = newest
+        self._before = before  # the place of the last thread, if the newest come first
         self._heads = heads
         self._damaged = damaged
         self._is_near = False  # a damaged row is near: read one by one up to it
@@ -66,7 +70,10 @@ class Threads(AsyncItems[ThreadInfo]):
         if not self._page:
             return None
         row = self._page.pop(0)
-        self._after = row.id
+        if self._newest:
+            self._before = (row.updated_at, row.id)
+        else:
+            self._after = row.id
         return row
 
     async def _turn(self, limit: int) -> None:
@@ -74,7 +81,13 @@ class Threads(AsyncItems[ThreadInfo]):
         try:
             self._page = await self._engine.backend.threads(
                 ThreadQuery(
-                    self._tenant, prefix=self._prefix, after=self._after, limit=limit, heads=self._heads
+                    self._tenant,
+                    prefix=self._prefix,
+                    after=self._after,
+                    limit=limit,
+                    heads=self._heads,
+                    newest=self._newest,
+                    before=self._before,
                 )
             )
             self._ended = len(self._page) < limit

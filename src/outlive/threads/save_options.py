@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypedDict, runtime_checkable
 from outlive.arguments import optional_id
 from outlive.backend import Fence, ThreadKey
 from outlive.threads.engine import Engine
-from outlive.values import Interrupt, New, PendingWrite
+from outlive.values import Interrupt, New, PendingWrite, Source
 
 
 class Fencing(Protocol):
@@ -36,7 +36,7 @@ class RunSaveOptions(TypedDict, total=False):
     parent: str | None
     expect: str | New | None
     step: int | None
-    source: str
+    source: Source
     metadata: Mapping[str, Any] | None
     next_nodes: Sequence[str]
     completed_tasks: Sequence[str]

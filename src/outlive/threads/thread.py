@@ -201,7 +201,10 @@ class AsyncThread(Generic[S]):
     async def load(
         self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
     ) -> S | None:
-        """Return the newest state, that of a checkpoint, or the newest at a moment; None when there is none."""
+        """Return the newest state, that of a checkpoint, or the newest at a moment; None when there is none.
+
+        `at` is a datetime with a time zone: `thread.load(at=datetime.now(UTC) - timedelta(hours=1))`.
+        """
         stored = await self._read(id, at, timeout_s)
         return None if stored is None else self._engine.unpack(self._key, stored[0].record.id, stored[1])
 
@@ -311,10 +314,15 @@ class AsyncThread(Generic[S]):
         return before
 
     async def lineage(self, id: str | None = None) -> list[CheckpointInfo]:
-        """Return a checkpoint (default: the head) and its ancestors by parent, newest first, as far as they exist."""
+        """Return a checkpoint (default: the head) and its ancestors by parent, newest first, as far as they exist.
+
+        Raises CheckpointMissing for an id that does not exist.
+        """
         await self._settled()
         records = await self._engine.records(self._key, self.namespace)
         line = lineage(records, optional_id("id", id))
+        if id is not None and not line:
+            raise CheckpointMissing(self.id, id)
         return [self._engine.checkpoint(self._key, record) for record in line]
 
     async def tips(self) -> list[CheckpointInfo]:
@@ -401,15 +409,15 @@ class AsyncThread(Generic[S]):
         return stored.open_interrupts if stored is not None else ()
 
     async def resume(
-        self, interrupt: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None
+        self, interrupt_id: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None
     ) -> None:
         """Answer an interrupt with a value; the last answer counts. `fence` is a lock on this thread that must still be held."""
         stored = await self.checkpoint(checkpoint)
-        if stored is None or interrupt not in {asked.id for asked in stored.interrupts}:
+        if stored is None or interrupt_id not in {asked.id for asked in stored.interrupts}:
             raise BadArgument(
-                f"there is no interrupt {interrupt!r} here; thread.interrupts() lists those that are open"
+                f"there is no interrupt {interrupt_id!r} here; thread.interrupts() lists those that are open"
             )
-        await self.write(interrupt, [("__resume__", value)], checkpoint=stored.id, fence=fence)
+        await self.write(interrupt_id, [("__resume__", value)], checkpoint=stored.id, fence=fence)
 
     async def _head_id(self, timeout_s: float | None = None) -> str:
         reading = await self._engine.backend.read(
@@ -421,16 +429,16 @@ class AsyncThread(Generic[S]):
 
     # Copies
 
-    async def fork(self, id: str, *, at: str | None = None) -> AsyncThread[S]:
+    async def fork(self, id: str, *, checkpoint: str | None = None) -> AsyncThread[S]:
         """Make a new thread that starts with one checkpoint of this one (default: the head)."""
         await self._settled()
         target: AsyncThread[S] = self._store.thread(id, namespace=self.namespace, type=self._type)
-        id_at = optional_id("at", at)
+        id_at = optional_id("checkpoint", checkpoint)
 
         async def attempt() -> AsyncThread[S] | None:
             reading = await self._engine.backend.read(self._key, self.namespace, id_at, chunks=False)
             if reading.record is None:
-                raise CheckpointMissing(self.id, at)
+                raise CheckpointMissing(self.id, checkpoint)
             record = replace(reading.record, source="fork")
             origin = (self.id, record.id)
             return await self._copy(target, [record], reading.writes, reading.generation, origin)

@@ -201,7 +201,7 @@ CHANGES = {
         plain(store.thread("bob").interrupts()),
     ],
     "fork": lambda store: [_line(store.thread("alice").fork("fork")), plain(store.thread("fork").load())],
-    "fork at": lambda store: _line(store.thread("bob").fork("fork", at="c1")),
+    "fork at": lambda store: _line(store.thread("bob").fork("fork", checkpoint="c1")),
     "copy": lambda store: _line(store.thread("bob").copy("copy")),
     "prune": lambda store: [
         store.thread("alice").prune(keep_last=2).checkpoints,

@@ -19,7 +19,7 @@ with.
 
 from typing import TYPE_CHECKING, Any
 
-from outlive.errors import MissingExtra
+from outlive.errors import ExtraMissing
 
 if TYPE_CHECKING:
     from outlive.adapters.langgraph.importer.importer import aimport_langgraph as aimport_langgraph
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 try:
     import langgraph.checkpoint.base  # noqa: F401
 except ImportError as error:
-    raise MissingExtra("the LangGraph adapter", "langgraph") from error
+    raise ExtraMissing("the LangGraph adapter", "langgraph") from error
 
 from outlive.adapters.langgraph.runs import aresume_graph, arun_graph, resume_graph, run_graph
 from outlive.adapters.langgraph.saver import OutliveSaver

@@ -211,6 +211,8 @@ class FileBackend(MemoryBackend):
         """Read no more logs than the page needs."""
         if query.only is not None:
             return self._visible(ThreadKey.of(query.tenant, query.only), query.heads)
+        if query.newest:
+            return [table.summary() for table in self._newest(query)]
         start = None if query.after is None else escape(query.after)
         rows: list[ThreadRecord] = []
         keys = [

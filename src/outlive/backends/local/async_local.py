@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 from outlive.backend import Commit, Receipt, outcome_unknown, shortest_timeout
 from outlive.backends.local.fork import keep_for_fork
 from outlive.backends.local.protocol import Local, LocalCalls, P, T, busy
-from outlive.backends.local.watch import TaskAlarm, bell_of
+from outlive.backends.local.watch import bell_of
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
 from outlive.runtime.fork import reset_in_child
 
@@ -159,6 +160,27 @@ class AsyncLocal(LocalCalls):
     def _close(self) -> None:
         with self.local.lock:
             self.local.close()
+
+
+class TaskAlarm:
+    """The async mode: wakes a task of the running event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits there
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True
 
 
 async def in_thread(work: Callable[[], T]) -> T:

@@ -6,6 +6,7 @@ log.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,7 @@ from outlive.backend import (
     ThreadKey,
     ThreadQuery,
     ThreadRecord,
+    Totals,
     WriteRecord,
     escape,
     unescape,
@@ -345,6 +347,8 @@ class MemoryBackend:
         if query.only is not None:
             table = self._table(ThreadKey.of(query.tenant, query.only))
             return [table.summary()] if table.is_listed else []
+        if query.newest:
+            return [table.summary() for table in self._newest(query)]
         listed = [
             (escape(table.key.id), table)
             for table in self._all_tables()
@@ -353,6 +357,23 @@ class MemoryBackend:
         start = None if query.after is None else escape(query.after)
         rows = sorted((row for row in listed if start is None or row[0] > start), key=itemgetter(0))
         return [table.summary() for _, table in rows[: query.limit]]
+
+    def _newest(self, query: ThreadQuery) -> list[Table]:
+        tables = self._listed(query.tenant)
+        start = None if query.before is None else (-query.before[0], escape(query.before[1]))
+        rows = [((-table.updated_at, escape(table.key.id)), table) for table in tables]
+        page = heapq.nsmallest(
+            query.limit, (row for row in rows if start is None or row[0] > start), itemgetter(0)
+        )
+        return [table for _, table in page]
+
+    def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
+        tables = self._listed(tenant)
+        counts = [(len(table.records), table.stored()) for table in tables]
+        return Totals(len(counts), sum(count for count, _ in counts), sum(size for _, size in counts))
+
+    def _listed(self, tenant: str) -> list[Table]:
+        return [table for table in self._all_tables() if table.key.tenant == tenant and table.is_listed]
 
     def _all_tables(self) -> Iterable[Table]:
         return self._tables.values()

@@ -20,6 +20,7 @@ from outlive.backend import (
     ThreadKey,
     ThreadQuery,
     ThreadRecord,
+    Totals,
     Watch,
     WriteRecord,
 )
@@ -60,6 +61,7 @@ class Local(Protocol):
         self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]: ...
     def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]: ...
+    def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals: ...
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory: ...
     def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
@@ -134,6 +136,9 @@ class LocalCalls:
 
     async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         return await self._call(timeout_s, self.local.threads, query, timeout_s=timeout_s)
+
+    async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
+        return await self._call(timeout_s, self.local.totals, tenant, timeout_s=timeout_s)
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         return await self._call(timeout_s, self.local.inventory, thread, timeout_s)

@@ -7,8 +7,6 @@ at where no other process can commit (memory).
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
@@ -76,27 +74,6 @@ class ThreadAlarm:
         is_set = self._event.wait(timeout_s)
         self._event.clear()
         return is_set
-
-
-class TaskAlarm:
-    """The async mode: wakes a task of the running event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
-
-    def set(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits there
-            self._loop.call_soon_threadsafe(self._event.set)
-
-    async def wait(self, timeout_s: float) -> bool:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        self._event.clear()
-        return True
 
 
 class LocalWatch:

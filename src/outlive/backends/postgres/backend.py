@@ -33,6 +33,7 @@ from outlive.backend import (
     ThreadKey,
     ThreadQuery,
     ThreadRecord,
+    Totals,
     WriteRecord,
     outcome_unknown,
     shortest_timeout,
@@ -80,9 +81,9 @@ from outlive.errors import (
     EpochPassed,
     HeadMoved,
     LeaseLost,
-    MissingSchema,
     NewerFormat,
     OutliveError,
+    SchemaMissing,
     StaleBase,
     StoreError,
 )
@@ -146,7 +147,7 @@ class PostgresBackend:
     async def identity(self, offered: bytes) -> bytes:
         try:
             answer = await self._ask(self._sql.identity)
-        except MissingSchema:
+        except SchemaMissing:
             answer = []
         if not (answer or offered):
             return offered
@@ -408,6 +409,9 @@ class PostgresBackend:
             number(query.limit),
         ]
         statement = self._sql.entries
+        if query.statuses is not None and len(query.statuses) == 1 and thread is None:
+            # The index has the entries of one status in the order of their keys.
+            statement, parameters[8] = self._sql.entries_of_status, text(query.statuses[0])
         if thread is not None:
             statement = self._sql.entries_of_thread
             parameters.append(thread.digest)
@@ -433,11 +437,19 @@ class PostgresBackend:
         if query.only is not None:
             statement = self._sql.thread
             parameters: list[Parameter] = [ThreadKey.of(tenant, query.only).digest]
+        elif query.newest:
+            at, id = query.before or (_FIRST[0], "")
+            statement = self._sql.newest_threads
+            parameters = [digest(tenant), text(tenant), number(at), text(id), number(query.limit)]
         else:
             statement, place = self._sql.threads, (digest(tenant), text(tenant))
             parameters = [*place, *span(prefix, after), text(prefix), text(after), number(query.limit)]
         rows = await self._ask(statement, flag(query.heads), *parameters, timeout_s=timeout_s)
         return [_thread_row(cells, tenant, query.only) for cells in rows]
+
+    async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
+        (row,) = await self._ask(self._sql.tenant_totals, digest(tenant), text(tenant), timeout_s=timeout_s)
+        return Totals(*map(to_number, row))
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         answer = await self._ask(self._sql.inventory, thread.digest, timeout_s=timeout_s)

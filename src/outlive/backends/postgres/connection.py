@@ -23,8 +23,8 @@ from outlive.backends.server.urls import hide_secrets
 from outlive.errors import (
     BadArgument,
     Corrupt,
-    MissingSchema,
     OutliveError,
+    SchemaMissing,
     StoreBusy,
     StoreError,
     StoreFull,
@@ -94,7 +94,7 @@ class Connection:
         try:
             for statement in statements:
                 await self.prepare(statement, deadline)
-        except MissingSchema:
+        except SchemaMissing:
             pass  # the store is being opened for the first time
         except BaseException:
             self.close()
@@ -323,7 +323,7 @@ def _final(code: str, text: str) -> OutliveError:
             f"PostgreSQL: {text}; with a pooler in transaction mode open the store with prepared_statements=False"
         )
     if code in ("42P01", "42883", "3F000"):
-        return MissingSchema(f"outlive's tables are not in the database: {text}; open the store again")
+        return SchemaMissing(f"outlive's tables are not in the database: {text}; open the store again")
     return StoreError(f"PostgreSQL refused ({code}): {text}")
 
 

@@ -49,9 +49,12 @@ create table {schema}.thread (
     run_sum bigint not null default 0,       -- of runs, locks and other entries that are few
     step_sum bigint not null default 0,      -- of those of steps, responses, tombstones and notes
     seal bigint not null default 0,          -- over the counters, sums and tokens of this row
-    tokens bytea not null default ''         -- of the last commits, 8 bytes each, newest first
+    tokens bytea not null default '',        -- of the last commits, 8 bytes each, newest first
+    -- In seconds: of many saves in a second, one writes an index.
+    recent bigint not null generated always as (updated_at / 1000000) stored
 ) with (fillfactor = 70);                    -- room on the page: an update touches no index
 create unique index thread_digest on {schema}.thread (digest);
+create index thread_recent on {schema}.thread (tenant_digest, recent);
 create index thread_listing on {schema}.thread (tenant_digest, left(id, 400) collate "C");
 
 create table {schema}.checkpoint (
@@ -140,4 +143,5 @@ create table {schema}.entry (
 );
 create unique index entry_name on {schema}.entry (thread, name);
 create index entry_listing on {schema}.entry (tenant_digest, kind, left(key, 400) collate "C");
-create index entry_lease on {schema}.entry (tenant_digest, kind, status, until);
+-- Without `until`: a renewed lease changes no index.
+create index entry_status on {schema}.entry (tenant_digest, kind, status, left(key, 400) collate "C");

@@ -203,6 +203,27 @@ gone as materialized (
 )
 """
 
+# A page of threads by time, newest first: $4 and $5 are the place of the last one before. The ties
+# of the last second are read too, and sorted.
+_NEWEST_PAGE = f"""
+with newest as materialized (
+    select t.key, t.updated_at, t.id from {{schema}}.thread t
+    where {_LISTED} and t.tenant_digest = $2::bytea and t.tenant = $3::text and t.recent <= $4::bigint / 1000000
+        and (t.updated_at < $4::bigint or (t.updated_at = $4::bigint and t.id > $5::text))
+    order by t.recent desc fetch first ($6::bigint) rows with ties
+),
+page as materialized (
+    select t.*, {{schema}}.thread_seal_1(t) <> t.seal as is_unsealed
+    from (select n.key from newest n order by n.updated_at desc, n.id limit $6::bigint) n
+    join {{schema}}.thread t on t.key = n.key
+),
+gone as materialized (select r.id, r.digest from {{schema}}.roster r where false)
+"""
+_TENANT_TOTALS = f"""
+select count(*), coalesce(sum(t.checkpoints), 0)::bigint, coalesce(sum(t.stored), 0)::bigint
+from {{schema}}.thread t where {_LISTED} and t.tenant_digest = $1::bytea and t.tenant = $2::text
+"""
+
 # All entries of a class (those of kinds that may be many, or the others) are added up, and compared
 # with what their thread's row says.
 _IS_MANY = "$3::text in ({})".format(", ".join(f"'{kind}'" for kind in MANY))
@@ -213,13 +234,15 @@ from {{schema}}.entry e where e.thread = t.key
     and e.name < case when {_IS_MANY} then '\\x02'::bytea else '\\x01' end
 """
 _IS_OLD = f"a.sum <> case when {_IS_MANY} then t.step_sum else t.run_sum end"
+_STATUSES = "($9::text[] is null or e.status = any($9::text[]))"
 _ENTRY_FILTER = """
 e.kind = $3::text
     and left(e.key, 400) >= $4::text and left(e.key, 400) <= $5::text
     and starts_with(e.key, $6::text) and ($7::text is null or (e.key, {digest}) > ($7::text, $8::bytea))
-    and ($9::text[] is null or e.status = any($9::text[]))
+    and {statuses}
     and ($10::boolean is null or $10::boolean = (e.clock not in ('postgresql', 'wall') or e.until <= {schema}.now_us()))
 """
+_ENTRY_FILTER = _ENTRY_FILTER.replace("{statuses}", _STATUSES)
 _FILTER_OF_ALL = _ENTRY_FILTER.replace("{digest}", "coalesce(t.digest, r.digest)")
 _FILTER_OF_THREAD = _ENTRY_FILTER.replace("{digest}", "t.digest")
 # Ordered by what the index has, so that no plan reads more than a page; the last lines sort the ties.
@@ -339,7 +362,10 @@ class Statements:
     writes_of_all: str
     thread: str
     threads: str
+    newest_threads: str
+    tenant_totals: str
     entries: str
+    entries_of_status: str
     entries_of_thread: str
     inventory: str
     fetch: str
@@ -415,7 +441,12 @@ def statements(schema: str) -> Statements:
         ),
         thread=of(_THREAD + _THREADS, record=newest("''::bytea")),
         threads=of(_LISTING + _THREADS + "limit $8::bigint", record=newest("''::bytea")),
+        newest_threads=of(
+            _NEWEST_PAGE + _THREADS.replace("order by 2", "order by 10 desc, 2"), record=newest("''::bytea")
+        ),
+        tenant_totals=of(_TENANT_TOTALS),
         entries=of(_ENTRIES),
+        entries_of_status=of(_ENTRIES.replace(_STATUSES, "e.status = $9::text")),
         entries_of_thread=of(_ENTRIES_OF_THREAD),
         inventory=of(
             f"select case when t.key is null then {_IS_GONE} when {{schema}}.thread_seal_1(t) <> t.seal then {UNSEALED} "

@@ -7,7 +7,7 @@ from typing import Any
 from outlive.backend import Backend
 from outlive.backends.server.sockets import Wait, wait_blocking, wait_suspended
 from outlive.backends.server.urls import BackendFactory, Options, hide_secrets, take_options
-from outlive.errors import BadURL, MissingExtra
+from outlive.errors import BadURL, ExtraMissing
 from outlive.runtime.runtime import Deadline
 
 OPTIONS = ("schema", "pool_size", "max_retries", "dial_timeout_s", "prepared_statements")
@@ -41,7 +41,7 @@ def parse_url(url: str, options: dict[str, Any]) -> BackendFactory:
         from outlive.backends.postgres.connection import Connection, connect, split_hosts
         from outlive.backends.postgres.pool import BlockingPool, Connect, Pool, SuspendingPool
     except ImportError as error:
-        raise MissingExtra("postgresql://", "postgres") from error
+        raise ExtraMissing("postgresql://", "postgres") from error
     parameters = _parameters(url)
     hosts, secrets = split_hosts(parameters), _secrets(parameters)
     printable_url = hide_secrets(url)

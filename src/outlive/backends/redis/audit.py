@@ -14,7 +14,7 @@ from outlive.backend import ThreadKey
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity
-from outlive.backends.redis.keys import to_bytes, to_text
+from outlive.backends.redis.keys import recent_key, to_bytes, to_text
 from outlive.backends.redis.repair import IndexRepair
 from outlive.backends.redis.rows import StoredThread
 from outlive.backends.redis.scripts import script
@@ -136,14 +136,17 @@ class BucketAudit:
     async def _check_bucket(self, bucket: int) -> None:
         """Compare what a bucket says of its threads. A thread whose TTL has ended is no damage."""
         keys = self._session.bucket_keys(bucket)
-        call = Call.of(self._session.slot(bucket), script("lines"), keys)
-        members, lines, flat_roster = await self._session.ask(call)
+        time_index = recent_key(self._session.prefix, bucket)
+        call = Call.of(self._session.slot(bucket), script("lines"), [*keys, time_index])
+        members, lines, flat_roster, recent = await self._session.ask(call)
         roster = dict(rows.to_pairs(flat_roster))
         counts = roster.pop(b"threads", None), roster.pop(b"entries", b"0")
         if counts[0] is None and (members or lines or not self._session.is_sharded):
             self._add_torn(bucket, f"the roster of bucket {bucket} is gone")
         elif counts[0] is not None and counts != (b"%d" % len(members), b"%d" % len(lines)):
             self._add_torn(bucket, f"an index of bucket {bucket} does not have the lines that it should have")
+        elif recent != len(members):
+            self._add_torn(bucket, f"the index by time of bucket {bucket} does not have all threads")
         if roster.pop(b"lost", None) is not None:
             self._add(
                 f"bucket {bucket} may have lost whole threads, and nothing tells their ids; "

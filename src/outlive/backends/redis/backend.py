@@ -26,6 +26,7 @@ from outlive.backend import (
     ThreadKey,
     ThreadQuery,
     ThreadRecord,
+    Totals,
     WriteRecord,
 )
 from outlive.backends.redis import rows
@@ -223,6 +224,9 @@ class RedisBackend:
         reply = await self._repair.ask(thread, "summary", (query.heads, False), timeout_s)
         row = self._listing.row(thread, reply, query.heads)
         return [] if row is None else [row]
+
+    async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
+        return await self._listing.totals(tenant, self.session.deadline(timeout_s))
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         reply = await self._repair.ask(thread, "inventory", (), timeout_s)

@@ -14,7 +14,7 @@ _LETTERS = "mrocwe"  # meta, records, order, chunks, writes, entries
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Six keys of a thread, and the two indexes and the roster of its bucket, all in one slot.
+    """Six keys of a thread, and the indexes and the roster of its bucket, all in one slot.
 
     On a single server the identity of the store is added: there one script may read both.
     """
@@ -41,7 +41,8 @@ class Keys:
         base = f"{prefix}{{{bucket}}}:{digest.hex()}:"
         own = [base + letter for letter in _LETTERS]
         store = (identity_key(prefix),) if is_single else ()
-        return cls(bucket, (*own, *[key_of(prefix, bucket) for key_of in BUCKET_KEYS], *store))
+        shared = [key_of(prefix, bucket) for key_of in (*BUCKET_KEYS, recent_key)]
+        return cls(bucket, (*own, *shared, *store))
 
 
 def wake_channel(prefix: str, tenant: str) -> bytes:
@@ -59,6 +60,10 @@ def entries_key(prefix: str, bucket: int) -> str:
 
 def roster_key(prefix: str, bucket: int) -> str:
     return f"{prefix}{{{bucket}}}:roster"
+
+
+def recent_key(prefix: str, bucket: int) -> str:
+    return f"{prefix}{{{bucket}}}:recent"
 
 
 BUCKET_KEYS = (threads_key, entries_key, roster_key)

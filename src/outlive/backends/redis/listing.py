@@ -12,11 +12,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from outlive.backend import CheckpointRecord, EntryQuery, EntryRecord, ThreadKey, ThreadQuery, ThreadRecord
+from outlive.backend import (
+    CheckpointRecord,
+    EntryQuery,
+    EntryRecord,
+    ThreadKey,
+    ThreadQuery,
+    ThreadRecord,
+    Totals,
+)
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity
-from outlive.backends.redis.keys import entries_key, roster_key, threads_key, to_bytes, to_text
+from outlive.backends.redis.keys import entries_key, recent_key, roster_key, threads_key, to_bytes, to_text
 from outlive.backends.redis.merge import Line, Merge, Range
 from outlive.backends.redis.repair import IndexRepair
 from outlive.backends.redis.rows import pack_args
@@ -27,6 +35,8 @@ from outlive.errors import Corrupt, DamagedEntry
 
 T = TypeVar("T")
 EntryId = tuple[bytes, bytes]  # digest of the thread, field of the entry
+_END = 1 << 53  # as in recent.lua
+_TOTALED = 32  # buckets of which one script adds up the threads
 _FIRST_LINES = 4  # of an index, at least, in the first exchange
 
 
@@ -74,6 +84,8 @@ class Listing:
 
         async def work() -> list[ThreadRecord]:
             await self._identity.complete(deadline)
+            if query.newest:
+                return await self._newest(query, deadline)
             start, prefix = to_bytes(query.tenant) + b"\0", to_bytes(query.prefix)
             after = None if query.after is None else to_bytes(query.after)
             buckets = sorted(self._identity.buckets)
@@ -85,6 +97,62 @@ class Listing:
             return page
 
         return await self._repeat(work)
+
+    async def _newest(self, query: ThreadQuery, deadline: Deadline) -> list[ThreadRecord]:
+        """Return the threads that changed last."""
+        session, start, low = self._session, to_bytes(query.tenant) + b"\0", b""
+        if query.before is not None:
+            low = b"(%016x" % (_END - query.before[0]) + to_bytes(query.before[1])
+
+        async def ask(asked: Sequence[Range], page_size: int) -> list[list[bytes]]:
+            groups = [[part] for part in asked] if session.is_sharded else [asked]
+            calls = [
+                Call.of(
+                    session.slot(group[0].bucket),
+                    script("recent"),
+                    [of(session.prefix, part.bucket) for of in (recent_key, roster_key) for part in group],
+                    pack_args((page_size, not session.is_sharded)),
+                    start,
+                    *(part.low for part in group),
+                )
+                for group in groups
+                if group
+            ]
+            pages = [
+                page for reply in await session.ask_all(calls, deadline.as_timeout_s()) for page in reply
+            ]
+            if torn := {part.bucket for part, page in zip(asked, pages, strict=True) if page is None}:
+                raise _TornIndex(torn)
+            return [
+                sorted(line for line in page if line > part.low[1:])
+                for part, page in zip(asked, pages, strict=True)
+            ]
+
+        ranges = [Range(bucket, b"", low, b"") for bucket in sorted(self._identity.buckets)]
+        page_size = min(query.limit, max(_FIRST_LINES, 3 * query.limit // max(1, len(ranges)) + 1))
+        merge, page = Merge(ask, ranges, page_size), list[ThreadRecord]()
+        while len(page) < query.limit and (lines := await merge.take(query.limit - len(page))):
+            named = [Line(start + line.rest[16:], line.rest[16:], line.bucket) for line in lines]
+            page += await self._rows(query.tenant, named, query.heads, deadline)
+        return page
+
+    async def totals(self, tenant: str, deadline: Deadline) -> Totals:
+        """Add up the rows of all threads, some buckets at a time."""
+        await self._identity.complete(deadline)
+        session, buckets = self._session, sorted(self._identity.buckets)
+        size = 1 if session.is_sharded else _TOTALED
+        groups = [buckets[at : at + size] for at in range(0, len(buckets), size)]
+        calls = [
+            Call.of(
+                session.slot(group[0]),
+                script("totals"),
+                [roster_key(session.prefix, bucket) for bucket in group],
+                to_bytes(tenant),
+            )
+            for group in groups
+        ]
+        replies = await session.ask_all(calls, deadline.as_timeout_s())
+        return Totals(*(sum(reply[at] for reply in replies) for at in range(3)))
 
     async def _rows(
         self, tenant: str, lines: Sequence[Line], heads: bool, deadline: Deadline

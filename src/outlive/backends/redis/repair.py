@@ -18,7 +18,7 @@ from outlive.backend import ThreadKey
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity
-from outlive.backends.redis.keys import to_text
+from outlive.backends.redis.keys import recent_key, to_text
 from outlive.backends.redis.rows import pack_args
 from outlive.backends.redis.scripts import script
 from outlive.backends.redis.session import Session
@@ -114,7 +114,8 @@ class IndexRepair:
         slot, threads = session.slot(bucket), session.bucket_keys(bucket)[0]
         named = [(self._digest(member, bucket), member) for member in members]
         lines = {digest: member for digest, member in named if digest}
-        calls = [Call(slot, ("ZREM", threads, member)) for digest, member in named if not digest]
+        calls = [Call(slot, ("DEL", recent_key(session.prefix, bucket)))]
+        calls += [Call(slot, ("ZREM", threads, member)) for digest, member in named if not digest]
         for digest in sorted({*digests, *lines}):
             args = pack_args((lines.get(digest, False), has_no_count and not self._has_ttl))
             calls.append(session.script_call(session.keys_of(digest), "rebuild", args))
@@ -124,7 +125,7 @@ class IndexRepair:
         """Return the call that counts the lines of a bucket, after its repairs were answered."""
         # When all threads were as they should be, only the roster was gone. Otherwise whole threads
         # may be gone too.
-        was_repaired = not replies or any(reply != [0] for reply in replies)
+        was_repaired = len(replies) == 1 or any(reply != [0] for reply in replies[1:])
         is_lost = plan.has_no_count and was_repaired and not (self._has_ttl or self._session.is_sharded)
         keys = self._session.bucket_keys(plan.bucket)
         return Call.of(self._session.slot(plan.bucket), script("recount"), keys, "1" if is_lost else "0")

@@ -24,7 +24,7 @@ def script(name: str) -> Script:
 
 
 _COMMON = ("thread", "bucket")  # functions for the other scripts
-_STANDALONE = ("index", "lines", "recount", "register", "used")
+_STANDALONE = ("index", "lines", "recent", "recount", "register", "totals", "used")
 
 
 def _load(folder: Traversable, name: str) -> Script:

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from outlive.backend import Backend
 from outlive.backends.server.urls import BackendFactory, Options, query_of
-from outlive.errors import BadURL, MissingExtra
+from outlive.errors import BadURL, ExtraMissing
 
 if TYPE_CHECKING:
     from outlive.backends.redis.io_modes import IOMode
@@ -76,7 +76,7 @@ def parse_url(url: str, options: dict[str, Any]) -> BackendFactory:
 def backend_factory(shown: str, make: MakeBackend) -> BackendFactory:
     """Return a factory that makes the backend in either mode. The driver is imported only then."""
     if find_spec("hiredis") is None:
-        raise MissingExtra("redis://", "redis")
+        raise ExtraMissing("redis://", "redis")
 
     def sync(timeout_s: float | None) -> Backend:
         from outlive.backends.redis.io_modes import Sync

@@ -23,20 +23,49 @@ class Counters:
 
 
 class View(Protocol):
-    """How `decide` looks at one thread."""
+    """How `decide` looks at one thread. Everything that it answers is of one moment."""
 
     @property
-    def counters(self) -> Counters | None: ...
+    def counters(self) -> Counters | None:
+        """The counters; None if nothing was ever committed. A deleted thread keeps its counters."""
+        ...
+
     @property
-    def is_listed(self) -> bool: ...
-    def find(self, namespace: str, id: str) -> CheckpointRecord | None: ...
-    def head(self, namespace: str) -> str | None: ...
-    def count(self) -> int: ...
-    def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None: ...
-    def has(self, pair: CheckpointKey) -> bool: ...  # the checkpoint, or writes on it
-    def entry(self, kind: str, key: str) -> EntryRecord | None: ...
-    def chunk(self, name: bytes) -> tuple[int, int] | None: ...
-    def info(self) -> bytes | None: ...
+    def is_listed(self) -> bool:
+        """Tell whether the thread has checkpoints, writes or its own metadata."""
+        ...
+
+    def find(self, namespace: str, id: str) -> CheckpointRecord | None:
+        """Return a stored checkpoint."""
+        ...
+
+    def head(self, namespace: str) -> str | None:
+        """Return the id of the checkpoint with the greatest order in a namespace."""
+        ...
+
+    def count(self) -> int:
+        """Return how many checkpoints the thread has, in all namespaces."""
+        ...
+
+    def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None:
+        """Return a pending write by (namespace, checkpoint, task, index)."""
+        ...
+
+    def has(self, pair: CheckpointKey) -> bool:
+        """Tell whether there is this checkpoint, or writes on it."""
+        ...
+
+    def entry(self, kind: str, key: str) -> EntryRecord | None:
+        """Return an entry."""
+        ...
+
+    def chunk(self, name: bytes) -> tuple[int, int] | None:
+        """Return the (stored bytes, revision) of a chunk."""
+        ...
+
+    def info(self) -> bytes | None:
+        """Return the metadata of the thread."""
+        ...
 
 
 class HasChunks(Protocol):
@@ -47,21 +76,25 @@ class HasChunks(Protocol):
 
 @dataclass(slots=True)
 class Effect:
-    """A commit resolved: what to put and what to remove. `at` is the moment, in microseconds."""
+    """A commit resolved: what to remove and what to put, in the order in which to apply it.
+
+    `everything`, `removed`, `removed_chunks`; then `chunks`, `checkpoints` and `rewrites`, `writes`,
+    `entries`, the metadata, and `counters`.
+    """
 
     thread: ThreadKey
-    counters: Counters
-    at: int
-    checkpoints: Records = ()
-    rewrites: Records = ()
-    replaced: Records = ()  # the old form of what is put again
-    chunks: tuple[tuple[bytes, bytes], ...] = ()
-    writes: tuple[WriteRecord, ...] = ()
-    entries: tuple[EntryRecord, ...] = ()
-    removed: tuple[CheckpointKey, ...] = ()
+    counters: Counters  # the new counters
+    at: int  # when the thread was updated: microseconds since 1970 (UTC)
+    checkpoints: Records = ()  # put; one with the same namespace and id is overwritten
+    rewrites: Records = ()  # the same
+    replaced: Records = ()  # the old form of what is put again, for indexes and counters
+    chunks: tuple[tuple[bytes, bytes], ...] = ()  # a stored one keeps its bytes; all get the new revision
+    writes: tuple[WriteRecord, ...] = ()  # put; one with the same key is overwritten
+    entries: tuple[EntryRecord, ...] = ()  # put, or removed if `gone`
+    removed: tuple[CheckpointKey, ...] = ()  # with their writes; some have only writes
     removed_chunks: tuple[bytes, ...] = ()
-    everything: bool = False
-    erase: bool = False
+    everything: bool = False  # all of the thread but its counters
+    erase: bool = False  # leave no byte of what is removed in the files
     info: bytes | None = None
     info_projection: str | None = None
 

@@ -9,7 +9,7 @@ from typing import Any
 import apsw
 
 from outlive.backend import unescape
-from outlive.backends.sqlite.checked_thread import THREADS, UncheckedThread, listed_key
+from outlive.backends.sqlite.checked_thread import RECENT_US, THREADS, UncheckedThread, listed_key
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import audit_entries
 from outlive.backends.sqlite.view import RECORD, TABLES, SQLiteView, chunk_crc
@@ -31,6 +31,7 @@ class Audit:
         self._try(lambda: view.check_count(None))
         sql = "select info, info_json, info_checksum from thread where key = ?"
         self._try(lambda: view.summary(*fetch_one(self._db, sql, (view.key,))))
+        self._try(self._check_recent)
         for row in self._db.execute(f"{RECORD} where thread = ?", (view.key,)).fetchall():
             self._try(partial(view.record, row))
         heads = "select namespace from head where digest = ? union select namespace from checkpoint where thread = ?"
@@ -47,6 +48,12 @@ class Audit:
             look()
         except Corrupt as error:
             self._damage.append(error)
+
+    def _check_recent(self) -> None:
+        view = self._view
+        (recent,) = fetch_one(self._db, "select recent from thread where key = ?", (view.key,))
+        if recent != view.updated_at // RECENT_US:
+            raise Corrupt("it is not listed at the time of its last change", thread=view.thread.id)
 
     def _check_namespace(self, namespace: str) -> None:
         self._view.newest(namespace, None)

@@ -33,6 +33,7 @@ from outlive.backend import (
     ThreadKey,
     ThreadQuery,
     ThreadRecord,
+    Totals,
     WriteRecord,
     checksum,
     escape,
@@ -42,7 +43,13 @@ from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting, write_order
 from outlive.backends.sqlite.audit import Audit, orphans
-from outlive.backends.sqlite.checked_thread import THREADS, ThreadColumns, UncheckedThread, listed_key
+from outlive.backends.sqlite.checked_thread import (
+    RECENT_US,
+    THREADS,
+    ThreadColumns,
+    UncheckedThread,
+    listed_key,
+)
 from outlive.backends.sqlite.connection import SCHEMA_VERSION, Connection, fetch_one
 from outlive.backends.sqlite.entries import EntrySearch, prefix_range
 from outlive.backends.sqlite.view import KnownKeys, SQLiteView
@@ -51,6 +58,7 @@ from outlive.errors import Corrupt, OutliveError
 
 T = TypeVar("T")
 _BUSY_S = 30.0
+_END = (1 << 63) - 1  # after every moment
 _VACUUM_PAGES = 4000  # freed after a deletion at most: a bounded pause for others
 _WORTH_PAGES = 256  # fewer free pages wait for more: freeing them takes as long as a save
 
@@ -250,6 +258,8 @@ class SQLiteBackend:
             return search.of_thread(query.thread, view.key)
 
     def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
+        if query.newest and query.only is None:
+            return self._newest(query)
         low, high = prefix_range(query.prefix)
         start = escape(query.after) if query.after is not None and escape(query.after) >= low else None
         where = f"t.id {'>=' if start is None else '>'} ? and t.id < ?"
@@ -266,6 +276,26 @@ class SQLiteBackend:
             if expected != [ThreadColumns.of(row).id for row in rows]:
                 raise Corrupt("the list of threads is damaged: a row of it is gone or changed")
             return [self._summary(db, row, query.heads) for row in rows]
+
+    def _newest(self, query: ThreadQuery) -> list[ThreadRecord]:
+        at, id = query.before or (_END, "")
+        last: tuple[Any, ...] = (at // RECENT_US, at, at, escape(id))
+        page = (
+            "select key from thread t indexed by thread_recent where t.tenant = ? and t.listed and t.recent <= ? "
+            "and (t.updated_at < ? or (t.updated_at = ? and t.id > ?)) "
+            "order by t.recent desc, t.updated_at desc, t.id limit ?"
+        )
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
+            rows: list[Any] = db.execute(
+                f"{THREADS} where t.key in ({page}) order by t.updated_at desc, t.id",
+                (escape(query.tenant), *last, query.limit),
+            ).fetchall()
+            return [self._summary(db, row, query.heads) for row in rows]
+
+    def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
+        sql = "select count(*), coalesce(sum(checkpoints), 0), coalesce(sum(stored), 0) from thread where tenant = ? and listed"
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
+            return Totals(*fetch_one(db, sql, (escape(tenant),)))
 
     def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRecord:
         view = SQLiteView(db, listed_key(row), unchecked=UncheckedThread.of(row))

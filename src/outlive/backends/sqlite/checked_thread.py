@@ -19,6 +19,8 @@ from outlive.backends.rules.view import Counters
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.errors import Corrupt
 
+RECENT_US = 1_000_000  # what `recent` counts
+
 
 class ThreadColumns(NamedTuple):
     """A row of `thread`, as it is in the file: nothing of it is checked."""

@@ -10,8 +10,11 @@ create table thread(
   key integer primary key autoincrement, digest blob not null unique, tenant text not null, id text, listed integer not null,
   generation integer not null, revision integer not null, epoch integer not null, seq integer not null,
   checkpoints integer not null, entries integer not null, stored integer not null, created_at integer not null, updated_at integer not null,
-  info_version integer not null, checksum blob not null, info blob, info_checksum blob, info_json text);
+  info_version integer not null, checksum blob not null, info blob, info_checksum blob, info_json text,
+  recent integer not null default 0);
 create unique index thread_id on thread(tenant, id) where listed;
+-- `recent` is `updated_at` in seconds: of many saves in a second, one writes this index.
+create index thread_recent on thread(tenant, recent) where listed;
 
 -- The listed threads again: this reveals a lost row of `thread`.
 create table roster(tenant text not null, id text not null, primary key(tenant, id)) without rowid;

@@ -10,7 +10,7 @@ import ormsgpack
 
 from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backends.rules.view import Effect
-from outlive.backends.sqlite.checked_thread import Head, put_head, roster_key
+from outlive.backends.sqlite.checked_thread import RECENT_US, Head, put_head, roster_key
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
 from outlive.backends.sqlite.view import (
@@ -140,11 +140,17 @@ class Writer:
             "generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
             "entries = ?, stored = ?, created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?"
         )
+        recent = self._effect.at // RECENT_US
         if is_listed and view.is_listed:  # the id stays: what is not written leaves its index alone
-            self._db.execute(f"update thread set {columns}", (*fields[5:], checksum(*fields), view.key))
+            values: tuple[Any, ...] = (*fields[5:], checksum(*fields), view.key)
+            if recent == view.updated_at // RECENT_US:
+                self._db.execute(f"update thread set {columns}", values)
+            else:
+                self._db.execute(f"update thread set recent = ?, {columns}", (recent, *values))
             return
         self._db.execute(
-            f"update thread set id = ?, listed = ?, {columns}", (*fields[3:], checksum(*fields), view.key)
+            f"update thread set recent = ?, id = ?, listed = ?, {columns}",
+            (recent, *fields[3:], checksum(*fields), view.key),
         )
         if is_listed != view.is_listed:
             statement = (

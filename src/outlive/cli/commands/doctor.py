@@ -264,12 +264,9 @@ def _file_system(path: str) -> str:
 
 
 def _check_sizes(store: OpenedStore, url: str) -> Iterator[Finding]:
-    threads = checkpoints = stored = 0
-    for info in store.threads():
-        threads, checkpoints, stored = threads + 1, checkpoints + info.checkpoints, stored + info.stored_bytes
-    message = (
-        f"{format_count(threads, 'thread')}, {format_count(checkpoints, 'checkpoint')}, {format_size(stored)}"
-    )
+    total = store.size()
+    message = f"{format_count(total.threads, 'thread')}, {format_count(total.checkpoints, 'checkpoint')}, "
+    message += format_size(total.stored_bytes)
     facts = store.facts()
     if "file_bytes" in facts:
         size, unused = format_size(facts["file_bytes"]), format_size(facts["unused_bytes"])

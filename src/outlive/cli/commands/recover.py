@@ -143,6 +143,7 @@ def _answer_recovered(call: Call, report: Recovered) -> None:
             ("failed", failed.run, failed.code, f"{failed.code}: {failed.message}")
             for failed in report.failed
         ),
+        *(("suspended", run, None, "it waits again") for run in report.suspended),
         *(("waiting", run, None, "another process is running it") for run in report.waiting),
         *(("skipped", skipped.run, skipped.code, skipped.message) for skipped in report.skipped),
     ]

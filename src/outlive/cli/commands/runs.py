@@ -13,7 +13,7 @@ from outlive.cli.output.escape import escape_terminal, quote_argument
 from outlive.cli.run_view import RunView, list_runs, show_run, show_runs
 from outlive.errors import BadArgument, RunEnded
 
-_LISTED = ("live", "dead", "released", "parked", "failed")
+_LISTED = ("live", "dead", "released", "waiting", "parked", "failed")
 _STATUSES = (*_LISTED, "running", "completed", "cancelled")
 
 
@@ -38,7 +38,7 @@ def runs(
     limit: int,
     after: str | None,
 ) -> None:
-    """List runs that are live, dead, released, parked or failed: owner, lease, attempts, tokens and cost."""
+    """List runs that are live, dead, released, waiting, parked or failed: owner, lease, attempts, tokens and cost."""
     wanted = set(status) or set(_STATUSES if all else _LISTED)
     with call.open() as store:
         if after is not None:

@@ -153,7 +153,7 @@ def fork(call: Call, thread: str, new_thread: str, at: str | None, namespace: st
     with call.open(writes=True) as store:
         origin = store.thread(find_thread(store, thread), namespace=namespace)
         record = find_checkpoint(store, origin, at)
-        fork = origin.fork(new_thread, at=record.id)
+        fork = origin.fork(new_thread, checkpoint=record.id)
         call.report(
             f"created thread {escape_terminal(fork.id)} from @{record.seq} of {escape_terminal(origin.id)}",
             thread=fork.id,

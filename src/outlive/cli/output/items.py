@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from outlive.cli.output.values import to_json
 
 if TYPE_CHECKING:
+    from outlive.runs.attempts import Attempt
     from outlive.runs.lease import RunInfo
+    from outlive.runs.step_record import StepInfo
     from outlive.values import CheckpointInfo, PendingWrite, ThreadInfo
 
 USAGE_FIELDS = ("input_tokens", "output_tokens", "reasoning_tokens", "cost_usd")
@@ -69,6 +71,32 @@ def thread_item(info: ThreadInfo, run: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
+def attempt_item(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "owner": attempt.owner,
+        "began_at": _iso(attempt.began_at),
+        "ended_at": _iso(attempt.ended_at),
+        "outcome": attempt.outcome,
+        "error": attempt.error,
+    }
+
+
+def step_item(step: StepInfo) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "key": step.key,
+        "status": step.status,
+        "value": to_json(step.value),
+        "error": step.error,
+        "began_at": _iso(step.began_at),
+        "ended_at": _iso(step.ended_at),
+        "attempt": step.attempt,
+        "tries": step.tries,
+        "effect_key": step.effect_key,
+    }
+
+
 def run_item(
     run: RunInfo, *, standing: str, lease_left_s: float | None, usage: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -88,6 +116,8 @@ def run_item(
         "lease_left_s": None if lease_left_s is None else round(lease_left_s, 3),
         "iteration": run.iteration,
         "phase": run.phase,
+        "step": run.step,
+        "quiet_s": None if run.quiet_s is None else round(run.quiet_s, 3),
         "completed_phases": list(run.completed_phases),
         "code_version": run.code_version,
         "error": run.error,

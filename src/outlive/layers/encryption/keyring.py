@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from outlive.errors import (
     BadArgument,
+    ExtraMissing,
     KeyMissing,
-    MissingExtra,
     NewerFormat,
     NotSealed,
     SealBroken,
@@ -196,7 +196,7 @@ def _aes_gcm() -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
-        raise MissingExtra("an encrypted store", "crypto") from error
+        raise ExtraMissing("an encrypted store", "crypto") from error
     return AESGCM
 
 

@@ -45,6 +45,7 @@ from outlive.backend import (
     ThreadKey,
     ThreadQuery,
     ThreadRecord,
+    Totals,
     Watch,
     WriteRecord,
     escape,
@@ -304,6 +305,9 @@ class Encrypted:
     async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         rows = await self.inner.threads(query, timeout_s=timeout_s)
         return [self._decrypt_row(ThreadKey.of(query.tenant, row.id), row) for row in rows]
+
+    async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
+        return await self.inner.totals(tenant, timeout_s=timeout_s)
 
     def _decrypt_row(self, thread: ThreadKey, row: ThreadRecord) -> ThreadRecord:
         if not self.has_key:  # what needs no key is listed all the same

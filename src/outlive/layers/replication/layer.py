@@ -110,7 +110,19 @@ from outlive.layers.replication.watch import PairWatch
 from outlive.runtime.runtime import Deadline, Runtime, Ticker
 
 _READS = frozenset(
-    ("history", "states", "writes", "entries", "threads", "inventory", "fetch", "read", "share", "audit")
+    (
+        "history",
+        "states",
+        "writes",
+        "entries",
+        "threads",
+        "totals",
+        "inventory",
+        "fetch",
+        "read",
+        "share",
+        "audit",
+    )
 )
 _POSITIONS = {"writes": 2, "inventory": 1, "fetch": 2}  # arguments before the timeout
 _TIMELESS = frozenset(("share", "audit"))

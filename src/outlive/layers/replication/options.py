@@ -15,7 +15,7 @@ class Replication:
     """A second store, and how it is kept in step: `outlive.open(url,
     replication=outlive.Replication(secondary))`.
 
-    `secondary` is what `outlive.open` takes: a URL, a path or a Redis client. `mode="sync"` saves
+    `secondary` is what `outlive.open` takes. `mode="sync"` saves
     to both stores before a save returns, "async" queues for the second one. `on_secondary_down` is
     for "sync": "fail" refuses a save that only one store can take, "queue" accepts it.
     `enabled=False` leaves the store that is not active alone; it gets everything later.

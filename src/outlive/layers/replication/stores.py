@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from outlive.backend import Backend, CheckpointKey, ThreadKey
 from outlive.errors import (
     BadURL,
-    MissingSchema,
     NotReplicated,
     OutcomeUnknown,
+    SchemaMissing,
     StoreBusy,
     StoreError,
     StoreFull,
@@ -55,7 +55,7 @@ def is_unreachable(error: object) -> bool:
 
 def has_no_answer(error: object) -> bool:
     """Tell whether a store that may be new did not answer. "No tables yet" is an answer."""
-    return is_unreachable(error) and not isinstance(error, MissingSchema)
+    return is_unreachable(error) and not isinstance(error, SchemaMissing)
 
 
 @dataclass(slots=True)

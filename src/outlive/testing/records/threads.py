@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlive.backend import Removal, ThreadQuery, escape
+from outlive.backend import EntryRecord, Removal, ThreadQuery, Totals, escape
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Probe, chunk, draft, write
 from outlive.testing.trial import Trial
@@ -56,6 +56,47 @@ class ThreadContract(Contract):
             "e",
         ]
         assert await probe.backend.threads(ThreadQuery("", after="e")) == []
+
+    async def test_the_newest_come_first_page_by_page(self, trial: Trial) -> None:
+        probe = await trial.probe()
+        for n in range(9):
+            await probe.of(f"{n}").save("x", ONE)
+        await probe.of("elsewhere", "tenant").save("x")
+        await probe.of("unlisted").commit(entries=(EntryRecord("run", "r"),))
+        await probe.of("3").commit(entries=(EntryRecord("run", "r"),))
+        await probe.of("5").commit(removal=Removal(everything=True))
+        await trial.sleep(1.1)  # an index may be by the second
+        for id in ("7", "2", "7"):
+            await probe.of(id).save(f"later {id}", (b"%16d" % len(id), b"data")) if id == "2" else None
+            await probe.of(id).commit(info=b"later")
+        expected_ids = ["7", "2", "3", "8", "6", "4", "1", "0"]
+        rows = await probe.backend.threads(ThreadQuery("", newest=True))
+        assert [row.id for row in rows] == expected_ids
+        assert [row.updated_at for row in rows] == sorted((row.updated_at for row in rows), reverse=True)
+        assert rows == [await probe.of(id).row() for id in expected_ids]
+        for limit in (1, 3, 8):
+            seen: list[str] = []
+            before = None
+            while page := await probe.backend.threads(
+                ThreadQuery("", newest=True, before=before, limit=limit, heads=False)
+            ):
+                seen += [row.id for row in page]
+                before = (page[-1].updated_at, page[-1].id)
+            assert seen == expected_ids
+
+    async def test_totals_add_up_what_is_listed(self, probe: Probe) -> None:
+        assert await probe.backend.totals("") == Totals(0, 0, 0)
+        for n in range(5):
+            await probe.of(f"{n}").save("x", ONE)
+        await probe.of("0").save("y")
+        await probe.of("1").commit(removal=Removal(everything=True))
+        await probe.of("written").commit(writes=(write("a", "task"),))
+        await probe.of("unlisted").commit(entries=(EntryRecord("run", "r"),))
+        await probe.of("0", "tenant").save("x")
+        rows = await probe.backend.threads(ThreadQuery(""))
+        stored = sum(row.stored for row in rows)
+        assert await probe.backend.totals("") == Totals(len(rows), 5, stored)
+        assert (await probe.backend.totals("tenant")).threads == 1
 
     async def test_prefix_and_page_go_together(self, probe: Probe) -> None:
         for id in ("a", "b", "b1", "b2", "b3", "c"):

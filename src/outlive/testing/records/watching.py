@@ -1,4 +1,4 @@
-"""Watches: a process that waits for work in a tenant is woken when another stores it."""
+"""Watches: a process that waits for work in a tenant is woken when it is stored."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from outlive.testing.store.arguments import ArgumentContract
 from outlive.testing.store.attempts import AttemptContract
+from outlive.testing.store.budgets import BudgetContract
 from outlive.testing.store.copies import CopyContract
 from outlive.testing.store.damage import DamageContract
 from outlive.testing.store.delayed import DelayedContract
@@ -43,6 +44,7 @@ class StoreContract(
     TimerContract,
     AttemptContract,
     EffectContract,
+    BudgetContract,
 ):
     """What a thread and a store do, each a test."""
 

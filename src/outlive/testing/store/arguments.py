@@ -77,7 +77,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "write to a checkpoint by number": lambda store: store.thread("t").write("a", [("c", 1)], checkpoint=5),
     "writes of a number": lambda store: store.thread("t").writes(5),
     "fork to a number": lambda store: store.thread("t").fork(5),
-    "fork at a number": lambda store: store.thread("t").fork("b", at=5),
+    "fork at a number": lambda store: store.thread("t").fork("b", checkpoint=5),
     "copy to nothing": lambda store: store.thread("t").copy(""),
     "update with a list": lambda store: store.thread("t").set_metadata([1]),
     "update with keys of numbers": lambda store: store.thread("t").set_metadata({1: 2}),

@@ -44,7 +44,7 @@ class CopyContract(Contract):
         thread = store.thread("t")
         saved = [await thread.save(_state(n), metadata={"n": n}) for n in range(4)]
         await thread.write("task", [("c", 1)], checkpoint=saved[1].id)
-        branch = await thread.fork("branch", at=saved[1].id)
+        branch = await thread.fork("branch", checkpoint=saved[1].id)
         assert branch.id == "branch"
         (only,) = [item async for item in branch.history()]
         assert (only.id, only.parent, only.source) == (saved[1].id, saved[0].id, "fork")
@@ -80,7 +80,7 @@ class CopyContract(Contract):
         thread = store.thread("t")
         first = await thread.save({"text": [f"first {n} " * 100 for n in range(10)]})
         await thread.save({"text": [f"second {n} " * 100 for n in range(10)]})
-        await thread.fork("branch", at=first.id)
+        await thread.fork("branch", checkpoint=first.id)
         source, target = await trial.probe("t"), await trial.probe("branch")
         record = (await source.backend.read(source.thread, "", first.id)).record
         assert record is not None and set(await target.data()) == set(record.chunks)
@@ -158,7 +158,7 @@ class CopyContract(Contract):
                     used = (await target.save({"n": n})).seq or 0
                 await target.delete()
                 if kind == "fork":
-                    await thread.fork(kind, at="1")
+                    await thread.fork(kind, checkpoint="1")
                 elif kind == "copy":
                     await thread.copy(kind)
                 else:
@@ -196,7 +196,7 @@ class CopyContract(Contract):
             await thread.fork("branch")
         await thread.save(1)
         with pytest.raises(CheckpointMissing):
-            await thread.fork("branch", at="never there")
+            await thread.fork("branch", checkpoint="never there")
         assert [info.id async for info in store.threads()] == ["t"]
 
     async def test_a_copy_that_fails_half_way_leaves_no_thread(self, trial: Trial) -> None:
@@ -240,7 +240,8 @@ class CopyContract(Contract):
                 assert await _contents(other, id, namespace) == await _contents(store, id, namespace)
             assert await other.thread(id).metadata() == {"title": id}
         assert (await other.verify()).ok
-        assert (await other.size()).state_bytes == (await store.size()).state_bytes
+        for id in ("a", "b"):
+            assert (await other.thread(id).size()).state_bytes == (await store.thread(id).size()).state_bytes
 
     async def test_a_store_takes_a_copy_of_another(self, trial: Trial) -> None:
         store, other = await trial.store(), await trial.other_store()

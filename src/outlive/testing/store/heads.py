@@ -151,7 +151,7 @@ class HeadContract(Contract):
         backend.after("commit_all", lose)
         with pytest.raises(OutcomeUnknown) as unknown:
             await thread.save({"n": 1})
-        again = await thread.save({"n": 1}, id=unknown.value.checkpoint_id)
+        again = await thread.save({"n": 1}, id=unknown.value.checkpoint)
         assert (again.seq, (await thread.size()).checkpoints) == (2, 2)
         assert (await thread.save({"n": 2})).parent == again.id
 
@@ -167,7 +167,7 @@ class HeadContract(Contract):
         with pytest.raises(OutcomeUnknown) as unknown:
             await thread.save({"n": 1})
         assert await thread.load() == {"n": 0}
-        assert (await thread.save({"n": 1}, id=unknown.value.checkpoint_id)).seq == 2
+        assert (await thread.save({"n": 1}, id=unknown.value.checkpoint)).seq == 2
         assert (await store.verify()).ok
 
     async def test_a_store_that_cannot_be_read_is_an_error_and_not_an_empty_thread(

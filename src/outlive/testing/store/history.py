@@ -232,7 +232,8 @@ class HistoryContract(Contract):
         await thread.save("x", id="branch", parent="0")
         assert [item.id for item in await thread.lineage()] == ["branch", "0"]
         assert [item.id for item in await thread.lineage("2")] == ["2", "1", "0"]
-        assert await thread.lineage("never there") == []
+        with pytest.raises(CheckpointMissing, match="has no checkpoint 'never there'"):
+            await thread.lineage("never there")
 
     async def test_lineage_ends_where_a_parent_was_pruned(self, store: AsyncStore) -> None:
         thread = store.thread("t")

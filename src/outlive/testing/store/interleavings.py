@@ -93,7 +93,7 @@ OTHERS: dict[str, Operation] = {
         "other", [("c", _state(50, 52))], checkpoint="third"
     ),
     "update": lambda store, name: store.thread(name).set_metadata({"title": "y"}),
-    "fork": lambda store, name: store.thread(name).fork(f"{name} fork", at="second"),
+    "fork": lambda store, name: store.thread(name).fork(f"{name} fork", checkpoint="second"),
     "copy": lambda store, name: store.thread(name).copy(f"{name} copy"),
     "look": _look,
     "verify": _verify,

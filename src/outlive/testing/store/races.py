@@ -158,7 +158,11 @@ class RaceContract(Contract):
             backend.after("read" if how == "fork" else "history", prune)
             thread = store.thread(how)
             try:
-                await (thread.fork("of a fork", at="first") if how == "fork" else thread.copy("of a copy"))
+                await (
+                    thread.fork("of a fork", checkpoint="first")
+                    if how == "fork"
+                    else thread.copy("of a copy")
+                )
             except OutliveError as error:
                 assert not isinstance(error, Corrupt), error
             assert (await store.verify()).problems == (), how

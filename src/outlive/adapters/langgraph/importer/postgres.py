@@ -15,12 +15,12 @@ from langgraph.checkpoint.serde.types import TASKS
 
 from outlive.adapters.langgraph.importer.source import CheckpointKey, CheckpointRow, Typed, WriteKey, WriteRow
 from outlive.backends.server.urls import hide_secrets
-from outlive.errors import BadArgument, BadURL, Corrupt, MissingExtra, StoreUnavailable
+from outlive.errors import BadArgument, BadURL, Corrupt, ExtraMissing, StoreUnavailable
 
 try:
     import psycopg
 except ImportError as error:
-    raise MissingExtra("postgresql://", "postgres") from error
+    raise ExtraMissing("postgresql://", "postgres") from error
 
 _PAGE = 8  # a checkpoint may have megabytes
 _SENDS_ELSEWHERE = 4  # checkpoints of an earlier version find their Sends in the writes of their parent

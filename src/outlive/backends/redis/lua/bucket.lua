@@ -64,7 +64,10 @@ local function count_listed(change)
   if try('HEXISTS', ROSTER, 'threads') == 1 then try('HINCRBY', ROSTER, 'threads', change) end
 end
 
-local function drop_line(line) count_listed(-try('ZREM', THREADS, line)) end
+local function drop_line(line)
+  try('ZREM', RECENT, line)
+  count_listed(-try('ZREM', THREADS, line))
+end
 
 -- Begin a thread. The lines of an expired thread with this name are removed first. An expired
 -- thread leaves no counter: in a store with a TTL, revisions, and so fences, start with the time,
@@ -98,6 +101,7 @@ end
 local function settle(old_state, row, tenant, id, ttl_ms, is_first, new_bucket)
   local state, raw = state_of(row), row_text(row)
   local is_listed, is_bare = sub(state, 1, 1) == 'l', state == ''
+  if is_listed then try('ZADD', RECENT, row.updated, tenant .. '\0' .. id) else try('ZREM', RECENT, tenant .. '\0' .. id) end
   if old_state == state and row.ends == 0 then -- the usual case
     redis.call('HSET', M, 'row', raw)
     write_order(row)

@@ -17,7 +17,10 @@ if is_whole then clear_lines() end -- otherwise a line may be all that is left o
 local tenant, id = unpack(redis.call('HMGET', M, 'tenant', 'id'), 1, 2)
 local state, missed = state_of(row), 0
 if tenant and id then
-  if sub(state, 1, 1) == 'l' then missed = redis.call('ZADD', THREADS, 0, tenant .. '\0' .. id) end
+  if sub(state, 1, 1) == 'l' then
+    missed = redis.call('ZADD', THREADS, 0, tenant .. '\0' .. id)
+    redis.call('ZADD', RECENT, row.updated, tenant .. '\0' .. id)
+  end
   for i = 1, #entries, 2 do
     local can_read, by_key, by_status = pcall(lines, tenant, entries[i], entries[i + 1])
     if can_read then redis.call('ZADD', ENTRIES, 0, by_key, 0, by_status) end

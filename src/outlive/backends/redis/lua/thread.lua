@@ -1,12 +1,13 @@
 -- One thread, as all scripts see it. Keys: meta, records, order, chunks, writes, entries; of its
--- bucket: the index of threads, the index of entries, the roster; and on a single server the
+-- bucket: the index of threads, the index of entries, the roster, the index of threads by the time of
+-- their last change; and on a single server the
 -- identity of the store. Numbers in a row are below 2^53; a generation has 63 bits, so it is text.
 --
 -- The keys of a thread check each other. The order has the checksum of every record, write and
 -- entry, and the revision of the row. The roster says which threads have a row. So a script notices
 -- a key that is gone, or that is an older copy of itself. The indexes are derived: the roster
 -- counts their lines, and a client rebuilds an incomplete one.
-local M, R, O, C, W, E, THREADS, ENTRIES, ROSTER, IDENTITY = unpack(KEYS, 1, 10)
+local M, R, O, C, W, E, THREADS, ENTRIES, ROSTER, RECENT, IDENTITY = unpack(KEYS, 1, 11)
 local DIGEST = M and string.sub(M, -34, -3) -- the digest, in hex
 local NONE = 4294967295 -- instead of the length of a text that is nil
 local LAST = '\255' -- the last member of an order; its score is the revision

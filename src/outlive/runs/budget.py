@@ -1,0 +1,113 @@
+"""What a run may use, and what it has used.
+
+`run.save(usage=...)` says what was used since the save before: numbers are added, so the record has
+the sum over all attempts. A run also adds what it uses to the usage of its parent, if that is live in
+the same store object. The parent stores it with its next save or heartbeat: a crash before that
+loses it there, not in the child.
+
+The write that crosses a budget is stored, as what was used cannot be taken back. Then BudgetSpent
+is raised, and the run is parked when its block is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from outlive.errors import BadArgument, BudgetSpent, Corrupt
+
+_FIELDS = ("cost_usd", "tokens", "steps")
+Usage = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a run may use: `store.run("trip", budget=outlive.Budget(cost_usd=2, tokens=200_000))`.
+
+    cost_usd:  the sum of `usage["cost_usd"]`
+    tokens:    the sum of `usage["tokens"]`, or of `usage["input_tokens"]` and `usage["output_tokens"]`
+    steps:     how many steps it may have; one more is not called
+
+    None: no limit. Raises BadArgument.
+    """
+
+    cost_usd: float | None = None
+    tokens: int | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in _FIELDS:
+            limit = getattr(self, name)
+            is_whole = name != "cost_usd"
+            if limit is not None and not (_is_number(limit) and limit >= 0):
+                raise BadArgument(f"the {name} of a budget must be a number, 0 or more, not {limit!r:.100}")
+            if limit is not None and is_whole and not isinstance(limit, int):
+                raise BadArgument(f"the {name} of a budget must be a whole number, not {limit!r:.100}")
+
+    def check(self, run: str, usage: Usage) -> None:
+        """Raise BudgetSpent if a run has used more."""
+        for what, used, limit in (
+            ("cost_usd", _number(usage, "cost_usd"), self.cost_usd),
+            ("tokens", tokens(usage), self.tokens),
+        ):
+            if limit is not None and used > limit:
+                raise BudgetSpent(run, what, used, limit)
+
+    def check_step(self, run: str, count: int) -> None:
+        """Raise BudgetSpent if a run that has this many steps may have no other one."""
+        if self.steps is not None and count >= self.steps:
+            raise BudgetSpent(run, "steps", count, self.steps)
+
+    def pack(self) -> list[Any]:
+        """Return the budget as the record of a run stores it."""
+        return [getattr(self, name) for name in _FIELDS]
+
+    @classmethod
+    def unpack(cls, stored: Any) -> Self:
+        """Return the budget of a stored record. Raises Corrupt."""
+        if not isinstance(stored, list) or len(stored) != len(_FIELDS):
+            raise Corrupt("the budget of a run is damaged")
+        try:
+            return cls(*stored)
+        except BadArgument as error:
+            raise Corrupt(f"the budget of a run is damaged: {error}") from None
+
+
+def check_budget(value: object) -> Budget | None:
+    """Return a budget, or raise BadArgument."""
+    if value is not None and not isinstance(value, Budget):
+        raise BadArgument(f"budget must be an outlive.Budget(...), not {value!r:.100}")
+    return value
+
+
+def tokens(usage: Usage) -> float:
+    """Return how many tokens were used."""
+    if _is_number(usage.get("tokens")):
+        return _number(usage, "tokens")
+    return _number(usage, "input_tokens") + _number(usage, "output_tokens")
+
+
+def add(before: Usage, used: Usage) -> dict[str, Any]:
+    """Return the sum: numbers are added, of other values the later one counts."""
+    return {
+        **before,
+        **{
+            name: before[name] + value if _is_number(value) and _is_number(before.get(name)) else value
+            for name, value in used.items()
+        },
+    }
+
+
+def numbers(usage: Usage) -> dict[str, Any]:
+    """Return what can be added."""
+    return {name: value for name, value in usage.items() if _is_number(value)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # no NaN
+
+
+def _number(usage: Usage, name: str) -> float:
+    value = usage.get(name)
+    return value if _is_number(value) else 0  # type: ignore[return-value]

@@ -1,0 +1,361 @@
+"""How a run that waits leaves its block: in a script, in tasks, in threads, in handlers, and in a pair of stores."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import outlive
+from outlive.errors import LeaseLost, RunSuspended
+from outlive.runs import answer_schema
+from outlive.runs.answer_schema import Mismatch
+from outlive.testing.patience import eventually
+from rig.replicas import open_pair
+
+
+@pytest.fixture
+def store():
+    with outlive.open("memory:") as store:
+        yield store
+
+
+def _tickers():
+    return [thread for thread in threading.enumerate() if thread.name == "outlive-ticker"]
+
+
+def approve(run):
+    """A careful agent, which catches every Exception."""
+    try:
+        return run.ask("ok?")
+    except Exception:
+        return "caught"
+
+
+def test_a_plain_block_ends_without_an_error_and_says_what_it_waits_for(store):
+    for status in ("waiting", "waiting"):  # the script may be run again and again
+        with store.run("t", run_id="r") as run:
+            run.save({"n": 1})
+            approve(run)
+            raise AssertionError("it goes on without an answer")
+        assert (run.status, run.info.waits.names, run.is_finished) == (status, ("ok?",), False)
+    store.answer("r", "ok?", True)
+    with store.run("t", run_id="r") as run:
+        assert approve(run) is True
+    assert (run.status, run.info.attempt) == ("completed", 1)
+
+
+def test_questions_answers_and_wakes_are_told():
+    told = []
+    with outlive.open("memory:", on_event=lambda event: told.append((event.name, event.step))) as store:
+        with store.run("t", run_id="r", agent="x") as run:
+            approve(run)
+        store.answer("r", "ok?", 1)
+        store.recover({"x": approve})
+        assert [(info.number, info.outcome) for info in store.attempts("r")] == [
+            (1, "waiting"),
+            (1, "completed"),
+        ]
+    names = ["claim", "question", "end", "answer", "wake", "claim", "end"]
+    assert [name for name, _ in told if name in names] == names
+    assert [step for name, step in told if name in ("question", "answer")] == ["ok?", "ok?"]
+
+
+def test_nothing_is_done_for_a_suspended_run(store):
+    run = store.run("t", run_id="r").start()
+    with pytest.raises(RunSuspended):
+        run.ask("ok?")
+    for call in (lambda: run.step("s", int), lambda: run.save({}), run.complete, run.flush):
+        with pytest.raises(RunSuspended):
+            call()
+    eventually(lambda: not _tickers(), "its lease is still renewed")
+    run.start()  # takes it up again
+    with pytest.raises(RunSuspended):
+        run.ask("ok?")
+
+
+def test_what_was_held_back_is_stored_before_the_run_waits(store):
+    for options in ({"throttle_s": 1000}, {"durability": "exit"}, {"durability": "async"}):
+        with store.run(str(options), run_id=str(options), **options) as run:
+            run.save({"n": 1})
+            run.save({"n": 2})
+            run.ask("ok?")
+        assert store.thread(str(options)).load() == {"n": 2}
+
+
+def test_an_error_of_the_agent_is_not_taken_for_a_wait(store):
+    def agent(run):
+        try:
+            run.ask("ok?")
+        finally:
+            raise KeyError("of the agent")
+
+    with pytest.raises(KeyError), store.run("t", run_id="r") as run:
+        agent(run)
+    assert store.find_run("r").status == "waiting"
+    with pytest.raises(RunSuspended), store.run("u", run_id="s"):
+        raise RunSuspended("another run")
+    assert store.find_run("s").status == "released"
+
+
+def test_a_waiting_run_that_was_taken_over_is_not_suspended_twice(store):
+    run = store.run("t", run_id="r").start()
+    store.park("r")
+    with pytest.raises(LeaseLost):
+        run.ask("ok?")
+    assert list(store.questions()) == []
+
+
+@pytest.mark.parametrize("how", ["gather", "group", "gather and wait"])
+def test_tasks_that_ask_at_once(tmp_path, how):
+    async def branch(run, name):
+        await run.step("prepare", key=name)(asyncio.sleep)(0.01)
+        return f"{name}: {await run.ask(name)}"
+
+    async def agent(run):
+        if how == "group":
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(branch(run, name)) for name in "abc"]
+            return [task.result() for task in tasks]
+        works = [branch(run, name) for name in "abc"]
+        results = await asyncio.gather(*works, return_exceptions=how != "gather")
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    async def main():
+        async with outlive.open_async(f"sqlite:///{tmp_path}/store.db?fsync=normal") as store:
+            async with store.run("t", run_id="r", agent="x") as run:
+                await agent(run)
+            while (info := await store.find_run("r")).status != "completed":
+                # A branch that gather left behind may still be storing its question.
+                asked = [question.name async for question in store.questions()]
+                assert asked or info.status == "released"
+                for name in asked[:1]:
+                    await store.answer("r", name, name.upper())
+                await store.recover({"x": agent})
+            return info
+
+    info = asyncio.run(main())
+    assert (info.result, info.attempt) == (["a: A", "b: B", "c: C"], 1)
+
+
+def test_threads_that_ask_at_once(store):
+    calls = []
+
+    def branch(run, name):
+        run.step("prepare", key=name)(calls.append)(name)
+        return f"{name}: {run.ask(name)}"
+
+    def agent(run):
+        with ThreadPoolExecutor(3) as pool:
+            return [future.result() for future in [pool.submit(branch, run, name) for name in "abc"]]
+
+    with store.run("t", run_id="r", agent="x") as run:
+        agent(run)
+    while (info := store.find_run("r")).status != "completed":
+        question = next(iter(store.questions()))
+        store.answer("r", question.name, question.name.upper())
+        assert store.find_run("r").status == "released"
+        store.recover({"x": agent})
+    assert (info.result, sorted(calls)) == (["a: A", "b: B", "c: C"], ["a", "b", "c"])
+
+
+def test_a_question_inside_a_step_does_not_wait_for_that_step(store):
+    def agent(run):
+        return run.step("outer", lambda: run.ask("ok?"))
+
+    with store.run("t", run_id="r", agent="x") as run:
+        agent(run)
+    assert run.status == "waiting"
+    store.answer("r", "ok?", 1)
+    assert store.recover({"x": agent}).resumed[0].result == 1
+
+
+def test_a_worker_takes_an_answered_run_up(store):
+    done = []
+
+    def agent(run):
+        done.append(run.ask("ok?"))
+
+    worker = store.worker({"x": agent}, interval_s=0.02, concurrency=2)
+    thread = threading.Thread(target=worker.run)
+    with store.run("t", run_id="r", agent="x") as run:
+        agent(run)
+    thread.start()
+    try:
+        time.sleep(0.1)
+        assert done == []
+        store.answer("r", "ok?", "yes")
+        eventually(lambda: done == ["yes"], "the worker does not resume the run")
+    finally:
+        worker.stop()
+        thread.join()
+
+
+def test_waiting_runs_cost_nothing(tmp_path):
+    with outlive.open(f"sqlite:///{tmp_path}/store.db?fsync=normal") as store:
+        for n in range(50):
+            with store.run(f"t{n}", run_id=f"r{n}", agent="x") as run:
+                run.ask("ok?", timeout_s=3600)
+        eventually(lambda: not _tickers(), "a lease is still renewed")
+        report = store.recover({"x": approve})
+        assert (report.resumed, report.waiting, report.skipped) == ([], [], [])
+        assert len(list(store.questions())) == 50
+
+
+def test_an_answer_after_a_failover(tmp_path):
+    urls = [f"sqlite:///{tmp_path}/{n}.db?fsync=normal" for n in range(2)]
+    agent_calls = []
+
+    def agent(run):
+        agent_calls.append(run.ask("ok?", {"n": 1}))
+
+    with open_pair(*urls) as store:
+        with store.run("t", run_id="r", agent="x") as run:
+            agent(run)
+        with store.run("u", run_id="s", agent="x") as run:
+            run.sleep(3600)
+        store.promote()
+        assert [question.name for question in store.questions()] == ["ok?"]
+        store.answer("r", "ok?", "yes", by="desk")
+        with pytest.raises(outlive.errors.AlreadyAnswered):
+            store.answer("r", "ok?", "no")
+        assert [info.id for info in store.recover({"x": agent}, after_failover=True).resumed] == ["r"]
+        store.failback()
+        assert {info.id: info.status for info in store.runs()} == {"r": "completed", "s": "waiting"}
+        assert agent_calls == ["yes"]
+    with outlive.open(urls[0], replication=None, single=True) as store:
+        assert store.find_run("r").status == "completed"
+
+
+def test_a_branch_that_sleeps_is_waited_for(store):
+    done = []
+
+    def sleeper(run):
+        run.sleep(0.3)
+        run.step("after", done.append, 1)
+
+    with store.run("t", run_id="r") as run, ThreadPoolExecutor(2) as pool:
+        branch = pool.submit(sleeper, run)
+        time.sleep(0.1)
+        with pytest.raises(RunSuspended):
+            run.ask("ok?")
+        branch.result()
+    assert (run.status, done) == ("waiting", [1])
+
+
+def test_a_waiting_run_is_copied_with_its_timers_and_answered_there(tmp_path):
+    ring = outlive.KeyRing({"k": bytes(range(32))})
+
+    def agent(run):
+        return run.ask("ok?", {"secret": "word"}, timeout_s=3600)
+
+    with outlive.open(f"sqlite:///{tmp_path}/one.db?fsync=normal", key=ring) as store:
+        with store.run("t", run_id="r", agent="x", prompt="p") as run:
+            agent(run)
+        with store.run("u", run_id="s", agent="y") as run:
+            run.release()
+        with outlive.open("memory:") as other:
+            store.copy_to(other)
+            for each in (store, other):
+                assert each.verify().ok
+                assert [question.payload for question in each.questions()] == [{"secret": "word"}]
+                each.answer("r", "ok?", "yes")
+                report = each.recover({"x": agent, "y": lambda run: "resumed"})
+                assert {info.id: info.result for info in report.resumed} == {"r": "yes", "s": "resumed"}
+                assert list(each.questions()) == []
+    assert b"secret" not in (tmp_path / "one.db").read_bytes()
+
+
+def test_nothing_waits_in_a_store_that_keeps_nothing():
+    with outlive.open("null:") as store:
+        with store.run("t", run_id="r") as run:
+            run.ask("ok?")
+        assert run.status == "waiting"
+        assert list(store.questions()) == []
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["a", "b"]},
+        "n": {"type": "integer", "minimum": 1, "maximum": 5},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 2, "uniqueItems": True},
+        "either": {"anyOf": [{"type": "string", "minLength": 2}, {"type": "null"}]},
+        "code": {"type": "string", "pattern": "^[A-Z]+$"},
+    },
+    "required": ["kind"],
+    "additionalProperties": False,
+    "$defs": {"tag": {"type": "string", "maxLength": 3}},
+}
+
+
+@pytest.mark.parametrize(
+    "value, path",
+    [
+        ({"kind": "a"}, None),
+        ({"kind": "b", "n": 5.0, "tags": ["x", "y"], "either": None, "code": "AB"}, None),
+        ({"kind": "c"}, "answer.kind"),
+        ({}, "answer.kind"),
+        ([], "answer"),
+        ({"kind": "a", "n": 0}, "answer.n"),
+        ({"kind": "a", "n": True}, "answer.n"),
+        ({"kind": "a", "n": 1.5}, "answer.n"),
+        ({"kind": "a", "tags": ["x", "long"]}, "answer.tags[1]"),
+        ({"kind": "a", "tags": ["x", "x"]}, "answer.tags"),
+        ({"kind": "a", "tags": ["x", "y", "z"]}, "answer.tags"),
+        ({"kind": "a", "either": "x"}, "answer.either"),
+        ({"kind": "a", "code": "ab"}, "answer.code"),
+        ({"kind": "a", "other": 1}, "answer.other"),
+    ],
+)
+def test_a_value_is_checked_against_a_json_schema(value, path):
+    if path is None:
+        answer_schema.check(SCHEMA, value)
+        return
+    with pytest.raises(Mismatch) as mismatch:
+        answer_schema.check(SCHEMA, value)
+    assert mismatch.value.path == path
+
+
+def test_a_schema_that_refers_to_itself_ends():
+    loop = {"$ref": "#"}
+    with pytest.raises(Mismatch):
+        answer_schema.check(loop, 1)
+    tree = {"type": "object", "properties": {"child": {"$ref": "#"}}, "additionalProperties": False}
+    answer_schema.check(tree, {"child": {"child": {}}})
+    with pytest.raises(Mismatch, match=r"child\.child\.x"):
+        answer_schema.check(tree, {"child": {"child": {"x": 1}}})
+
+
+def test_a_stored_schema_that_is_none_is_refused_with_its_question(store):
+    with store.run("t", run_id="r") as run:
+        run.ask("ok?", schema={"type": "string", "minLength": "many"})
+    with pytest.raises(outlive.errors.AnswerRefused, match="not a JSON Schema"):
+        store.answer("r", "ok?", "text")
+
+
+def test_a_pydantic_model_is_a_schema_and_comes_back_as_itself(store):
+    pydantic = pytest.importorskip("pydantic")
+
+    class Approval(pydantic.BaseModel):
+        ok: bool
+        limit: int = pydantic.Field(default=1, ge=0)
+
+    def agent(run):
+        answer = run.ask("ok?", schema=Approval)
+        assert isinstance(answer, Approval)
+        return answer.limit
+
+    with store.run("t", run_id="r", agent="x") as run:
+        agent(run)
+    for wrong in ({"ok": "maybe"}, {"ok": True, "limit": -1}, {}):
+        with pytest.raises(outlive.errors.AnswerRefused):
+            store.answer("r", "ok?", wrong)
+    store.answer("r", "ok?", Approval(ok=True, limit=7))
+    assert store.recover({"x": agent}).resumed[0].result == 7
+    with pytest.raises(outlive.errors.BadArgument, match="schema must be"), store.run("u") as run:
+        run.ask("ok?", schema=object())
