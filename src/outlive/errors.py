@@ -430,7 +430,7 @@ class QuestionChanged(CallerError):
         self.name = name
 
 
-class AlreadyAnswered(CallerError):
+class AlreadyAnswered(Conflict):
     """The question has an answer, and the first one counts. `by` gave it, `at` that moment."""
 
     def __init__(self, run: str, name: str, by: str | None, at: dt.datetime | None) -> None:
@@ -460,7 +460,7 @@ class AnswerRefused(CallerError):
         self.reason = reason
 
 
-class QuestionClosed(CallerError):
+class QuestionClosed(Conflict):
     """The question takes no answer any more: its deadline has passed, or the run withdrew it."""
 
     def __init__(self, run: str, name: str, status: str) -> None:

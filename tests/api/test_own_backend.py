@@ -19,7 +19,7 @@ def schemes(monkeypatch):
 
 def parse(url, options):
     url, options = take_options(url, options, ("size",))
-    Options("shelf", options).count("size", 1)
+    Options("drawer", options).count("size", 1)
     return local_factory(url, lambda timeout_s: MemoryBackend())
 
 
@@ -58,21 +58,21 @@ def test_a_factory_takes_no_option_of_a_backend():
 
 
 def test_a_registered_scheme_is_opened_by_its_url(schemes):
-    register_scheme("shelf", parse)
-    register_scheme("shelf", parse)  # a module that is imported twice
-    with outlive.open("shelf://here?size=3&tenant=acme") as store:
+    register_scheme("drawer", parse)
+    register_scheme("drawer", parse)  # a module that is imported twice
+    with outlive.open("drawer://here?size=3&tenant=acme") as store:
         assert store.thread("t").save(1).seq == 1
         assert store._store._settings.tenant == "acme"
-    with pytest.raises(BadURL, match="shelf: size must be"):
-        outlive.open("shelf://here?size=many")
+    with pytest.raises(BadURL, match="drawer: size must be"):
+        outlive.open("drawer://here?size=many")
 
 
 def test_a_scheme_of_two_backends_is_refused(schemes):
-    register_scheme("shelf", parse)
-    for scheme in ("shelf", "sqlite", "redis"):
+    register_scheme("drawer", parse)
+    for scheme in ("drawer", "sqlite", "redis"):
         with pytest.raises(BadArgument, match="is taken"):
             register_scheme(scheme, lambda url, options: None)
-    for scheme in ("", "Shelf", "a b", "1a", 5):
+    for scheme in ("", "Drawer", "a b", "1a", 5):
         with pytest.raises(BadArgument, match="lower-case"):
             register_scheme(scheme, parse)
     with pytest.raises(BadArgument, match="must be a function"):
@@ -87,13 +87,13 @@ def installed(tmp_path, monkeypatch):
         folder = tmp_path / f"{package}-1.0.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        (folder / "entry_points.txt").write_text(f"[outlive.backends]\nshelf = {package}:{target}\n")
+        (folder / "entry_points.txt").write_text(f"[outlive.backends]\ndrawer = {package}:{target}\n")
         (tmp_path / f"{package}.py").write_text(code)
         monkeypatch.delitem(sys.modules, package, raising=False)
 
     monkeypatch.syspath_prepend(str(tmp_path))
     yield install
-    for package in ("shelf_one", "shelf_two"):
+    for package in ("drawer_one", "drawer_two"):
         sys.modules.pop(package, None)
 
 
@@ -108,21 +108,21 @@ def parse(url, options):
 
 def test_an_installed_package_declares_a_scheme(installed):
     with pytest.raises(BadURL, match="has no scheme that outlive knows"):
-        outlive.open("shelf://here")
-    installed("shelf_one", WORKING)
-    with outlive.open("shelf://here") as store:
+        outlive.open("drawer://here")
+    installed("drawer_one", WORKING)
+    with outlive.open("drawer://here") as store:
         assert store.thread("t").save(1).seq == 1
 
 
 def test_a_package_that_cannot_be_imported_is_named(installed):
-    installed("shelf_one", "import no_such_driver")
+    installed("drawer_one", "import no_such_driver")
     with pytest.raises(
-        BadURL, match=r"shelf: its backend shelf_one:parse cannot be imported: .*no_such_driver"
+        BadURL, match=r"drawer: its backend drawer_one:parse cannot be imported: .*no_such_driver"
     ):
-        outlive.open("shelf://here")
-    installed("shelf_two", WORKING)
-    with pytest.raises(BadURL, match="several packages declare the scheme 'shelf:'"):
-        outlive.open("shelf://here")
+        outlive.open("drawer://here")
+    installed("drawer_two", WORKING)
+    with pytest.raises(BadURL, match="several packages declare the scheme 'drawer:'"):
+        outlive.open("drawer://here")
 
 
 def test_a_pair_may_have_a_store_of_another_package():
