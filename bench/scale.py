@@ -14,6 +14,10 @@ class Scale:
     live_runs: int  # of one process
     kills: int  # of processes that own a run
     durable_steps: int  # of one run
+    queued: int  # runs that are submitted to workers
+    answers: int  # to runs that wait
+    waiting: int  # runs that wait at the same time
+    dead: int  # runs of a process that was killed
     samples: int  # checkpoints read back and compared after a workload
     savers: int
     saves_each: int
@@ -35,6 +39,10 @@ FULL = Scale(
     live_runs=1_000,
     kills=10,
     durable_steps=500,
+    queued=1_000,
+    answers=200,
+    waiting=1_000,
+    dead=200,
     samples=50,
     savers=64,
     saves_each=50,
@@ -56,6 +64,10 @@ QUICK = Scale(
     live_runs=1_000,
     kills=3,
     durable_steps=200,
+    queued=200,
+    answers=20,
+    waiting=100,
+    dead=40,
     samples=20,
     savers=64,
     saves_each=10,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dbos import DBOS, DBOSConfig
+from dbos import DBOS, DBOSClient, DBOSConfig
 
 NAME = "DBOS"
 
@@ -25,12 +25,39 @@ def steps(count: int) -> float:
     return time.perf_counter() - start
 
 
+QUEUE = "bench"
+
+
+@DBOS.workflow()
+def empty() -> None:
+    """Do nothing; the queue is what is measured."""
+
+
+@contextmanager
+def client(url: str) -> Iterator[DBOSClient]:
+    """Use the queue from a process that does not work on it."""
+    made = DBOSClient(system_database_url=url)
+    try:
+        yield made
+    finally:
+        made.destroy()
+
+
+def enqueue(made: DBOSClient) -> None:
+    made.enqueue({"queue_name": QUEUE, "workflow_name": empty.__qualname__})
+
+
+def completed(made: DBOSClient) -> int:
+    return len(made.list_workflows(status="SUCCESS", load_input=False, load_output=False))
+
+
 @contextmanager
 def launched(url: str) -> Iterator[None]:
     """Run DBOS until the block ends, with its defaults."""
     config: DBOSConfig = {"name": "bench", "system_database_url": url, "log_level": "WARNING"}
     DBOS(config=config)
     DBOS.launch()
+    DBOS.register_queue(QUEUE)
     try:
         yield
     finally:

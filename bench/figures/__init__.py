@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import ModuleType
 
 from figures import (
+    answers,
     claim,
     cpu,
+    dead_runs,
     disk,
     encrypted,
     growth,
@@ -22,12 +24,14 @@ from figures import (
     postgres_save,
     postgres_savers,
     postgres_steps,
+    queue,
     redis_save,
     replicate,
     save,
     savers,
     step,
     sweep,
+    waiting_runs,
 )
 
 FIGURES: dict[str, ModuleType] = {
@@ -51,6 +55,10 @@ FIGURES: dict[str, ModuleType] = {
     "heartbeats": heartbeats,
     "claim": claim,
     "postgres-steps": postgres_steps,
+    "waiting-runs": waiting_runs,
+    "answers": answers,
+    "queue": queue,
+    "dead-runs": dead_runs,
     "langgraph": langgraph_graph,
     "encrypted": encrypted,
     "sweep": sweep,

@@ -54,9 +54,11 @@ if TYPE_CHECKING:
     from outlive.runs.run import AsyncRun as AsyncRun
     from outlive.runs.step_record import FailedTry as FailedTry
     from outlive.runs.step_record import StepInfo as StepInfo
+    from outlive.runs.stream_entry import StreamChunk as StreamChunk
     from outlive.runs.waiting import Waiting as Waiting
     from outlive.runs.waits import Question as Question
     from outlive.runs.worker import AsyncWorker as AsyncWorker
+    from outlive.runs.worker_record import WorkerInfo as WorkerInfo
     from outlive.single_file import CheckpointFile as CheckpointFile
     from outlive.single_file import checkpoint_file as checkpoint_file
     from outlive.store import AsyncStore as AsyncStore
@@ -102,9 +104,11 @@ _MODULES = {
     "runs.responses": "AsyncResponses",
     "runs.run": "AsyncRun",
     "runs.step_record": "FailedTry StepInfo",
+    "runs.stream_entry": "StreamChunk",
     "runs.waiting": "Waiting",
     "runs.waits": "Question",
     "runs.worker": "AsyncWorker",
+    "runs.worker_record": "WorkerInfo",
     "single_file": "CheckpointFile checkpoint_file",
     "store": "AsyncStore",
     "sync.responses": "Responses",
@@ -176,6 +180,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreSize",
+    "StreamChunk",
     "Swept",
     "Thread",
     "ThreadBusy",
@@ -184,6 +189,7 @@ __all__ = [
     "Verified",
     "Waiting",
     "Worker",
+    "WorkerInfo",
     "WriteProposal",
     "checkpoint_file",
     "open",

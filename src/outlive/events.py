@@ -1,14 +1,17 @@
 """The events of a store: `outlive.open(url, on_event=function)`.
 
 The function is called after the fact, in the thread or task that did it, and should return at once.
-What it raises is shown as a warning and goes no further: watching must not stop the work.
+What it raises is shown as a warning and goes no further: watching must not stop the work. A list of
+functions is called in its order. One that has a method `begin_trace` is asked for the trace context
+of a run before its first commit, which stores it.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 SAVE, LOAD, CLAIM, END, LOSS = "save", "load", "claim", "end", "loss"
 FAILOVER, FAILBACK, SWEEP = "failover", "failback", "sweep"
@@ -24,7 +27,7 @@ class Event:
     "claim", "end", "loss":        a run started or was claimed, ended, or was lost to another process
     "step_begin", "step_end":      the function of a step was called, and returned or raised
     "stall":                       a run made no progress for `progress_s`: its lease is not renewed
-    "question", "answer", "wake":  a run asks and waits, got an answer, or can continue
+    "question", "answer", "wake":  a run asks and waits, got an answer, or can continue after a wait
     """
 
     name: str
@@ -40,6 +43,10 @@ class Event:
     error: str | None = None  # of a sweep or a step: what went wrong
     step: str | None = None  # the name of a step, a question or a wait
     key: str | None = None  # of a step
+    agent: str | None = None  # of a run
+    usage: Mapping[str, Any] | None = None  # of a run that ends
+    previous: str | None = None  # of a claim: how the attempt before it ended; None: it is the first
+    trace: str | None = None  # of a claim: the W3C trace context that is stored with the run
 
 
 Watcher = Callable[[Event], None]
@@ -48,17 +55,31 @@ Watcher = Callable[[Event], None]
 class EventSink:
     """Where a store's events go."""
 
-    def __init__(self, watcher: Watcher | None = None) -> None:
-        self._watcher = watcher
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers = watchers
 
     def emit(self, event: Event) -> None:
-        if self._watcher is None:
-            return
-        try:
-            self._watcher(event)
-        except Exception as error:  # noqa: BLE001  # whatever a watcher does wrong, the work was done
-            warnings.warn(f"on_event raised {type(error).__name__}: {error}", stacklevel=2)
+        for watcher in self._watchers:
+            try:
+                watcher(event)
+            except Exception as error:  # noqa: BLE001  # whatever a watcher does wrong, the work was done
+                _warn(error)
+
+    def begin_trace(self, thread: str, run: str, agent: str | None) -> str | None:
+        """Return the trace context to store with a run that begins: that of the first watcher that traces."""
+        for watcher in self._watchers:
+            begin: Callable[[str, str, str | None], str | None] | None = getattr(watcher, "begin_trace", None)
+            if begin is not None:
+                try:
+                    return begin(thread, run, agent)
+                except Exception as error:  # noqa: BLE001  # the run begins without it
+                    _warn(error)
+        return None
 
     @property
     def is_on(self) -> bool:
-        return self._watcher is not None
+        return bool(self._watchers)
+
+
+def _warn(error: Exception) -> None:
+    warnings.warn(f"on_event raised {type(error).__name__}: {error}", stacklevel=3)

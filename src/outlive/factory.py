@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast
@@ -71,7 +71,7 @@ def open(
     durability: Literal["sync", "async"] = "sync",
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     timeout_s: float | None = 30.0,
-    on_event: Watcher | None = None,
+    on_event: Watcher | Sequence[Watcher] | None = None,
     key: KeyRing | None = None,
     retain: Retain | None = None,
     replication: Replication | None = None,
@@ -90,7 +90,7 @@ def open(
     durability:   "sync": a save is stored when it returns; "async": it is stored in the background
     cache_bytes:  memory for the newest states, so that a save needs to read nothing
     timeout_s:    the longest that a call may take; None for no limit (SQLite and file: 30 s for other processes)
-    on_event:     a function that is called with an `outlive.Event` after every save, load, run and sweep
+    on_event:     a function that is called with an `outlive.Event` after every save, load, run and sweep, or a list of them
     key:          an `outlive.KeyRing`, to encrypt everything that is stored
     retain:       an `outlive.Retain`, to delete old checkpoints
     replication:  an `outlive.Replication`, to keep everything in a second store too
@@ -113,7 +113,7 @@ def open_async(
     durability: Literal["sync", "async"] = "sync",
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     timeout_s: float | None = 30.0,
-    on_event: Watcher | None = None,
+    on_event: Watcher | Sequence[Watcher] | None = None,
     key: KeyRing | None = None,
     retain: Retain | None = None,
     replication: Replication | None = None,
@@ -169,7 +169,7 @@ def configure(
     durability: str = "sync",
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     timeout_s: float | None = 30.0,
-    on_event: Watcher | None = None,
+    on_event: Watcher | Sequence[Watcher] | None = None,
     key: KeyRing | None = None,
     retain: Retain | None = None,
     replication: Replication | None = None,
@@ -184,15 +184,14 @@ def configure(
         if passed[name] != _DEFAULTS[name]:
             raise BadURL(f"option {name!r} is in the URL and beside it; give it once")
     settings = _settings(served.shown, {**passed, **in_url})
-    if on_event is not None and not callable(on_event):
-        raise BadArgument(f"on_event must be a function that takes an outlive.Event, not {on_event!r:.100}")
+    watchers = _check_watchers(on_event)
     if key is not None and not isinstance(key, KeyRing):
         raise BadArgument(f"key must be an outlive.KeyRing({{id: key}}), not {type(key).__name__}")
     config = StoreConfig(
         served,
         settings,
         check_count("cache_bytes", in_url.get("cache_bytes", cache_bytes)),
-        EventSink(on_event),
+        EventSink(*watchers),
         key,
         _check_retain(retain),
         is_single=check_flag("single", single),
@@ -207,6 +206,18 @@ def _settings(url: str, common: dict[str, Any]) -> Settings:
         raise BadArgument(f"tenant must be a str of at most 1,000 characters, not {tenant!r:.100}")
     timeout_s = None if timeout_s is None else check_timeout(timeout_s)
     return Settings(url, tenant, check_durability(common["durability"]), timeout_s)
+
+
+def _check_watchers(on_event: object) -> tuple[Watcher, ...]:
+    if on_event is None:
+        return ()
+    watchers = tuple(on_event) if isinstance(on_event, list | tuple) else (on_event,)
+    for watcher in watchers:
+        if not callable(watcher):
+            raise BadArgument(
+                f"on_event must be a function that takes an outlive.Event, or a list of them, not {watcher!r:.100}"
+            )
+    return watchers
 
 
 def _check_retain(retain: object) -> Retain | None:

@@ -13,6 +13,7 @@ from outlive.arguments import (
     check_count,
     check_durability,
     check_filter,
+    check_flag,
     check_handlers,
     check_id,
     check_limit,
@@ -56,7 +57,7 @@ from outlive.runs.lease import (
     unpack_run,
 )
 from outlive.runs.lock import AsyncLock
-from outlive.runs.options import RunOptions
+from outlive.runs.options import RunOptions, SubmitOptions
 from outlive.runs.renewal import LeaseRenewer
 from outlive.runtime.runtime import new_id
 from outlive.runtime.wrong_mode import AsyncContext, async_items
@@ -82,7 +83,9 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
     from outlive.runs.step_record import StepInfo
+    from outlive.runs.stream_entry import StreamChunk
     from outlive.runs.worker import AsyncWorker
+    from outlive.runs.worker_record import WorkerInfo
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same mode
@@ -182,12 +185,14 @@ class AsyncStore(AsyncContext):
     def run(self, thread_id: str, **options: Unpack[RunOptions]) -> AsyncRun:
         """Return a run on a thread: `async with store.run("trip", agent="planner") as run`.
 
-        With the id of a released run, or of one whose process died, it continues that run. With the id of a
-        run that has ended, `run.is_finished` is true and `run.result` is its result.
+        Executed again after its process was killed, it continues the run: the same id, the next attempt. So it
+        does with a run of this thread, namespace, agent and prompt that was released, or that waits.
 
-        run_id:        the id of the run (default: a new one)
+        run_id:        the id of the run (default: that of the unfinished run, or a new one). With the id of a run
+                       that has ended, `run.is_finished` is true and `run.result` is its result.
+        new:           do not continue an unfinished run: cancel it, and start another one
         namespace:     the namespace of the thread that it works in; each can have a run of its own
-        agent:         which handler of `store.recover` resumes it
+        agent:         which handler of a worker or `store.recover` resumes it
         prompt:        any value, stored with the run: what its handler needs to start again
         attributes:    stored with the run, for `store.runs(attributes=...)`
         parent:        the run that started this one
@@ -209,16 +214,33 @@ class AsyncStore(AsyncContext):
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
         """
         check_options("store.run", options, RunOptions.__optional_keys__)
-        run_id, agent = options.get("run_id"), options.get("agent")
-        code_version, clock = options.get("code_version"), options.get("clock")
-        lease_s, throttle_s = options.get("lease_s", 30.0), options.get("throttle_s", 0)
-        max_attempts, durability = options.get("max_attempts", 5), options.get("durability", "sync")
-        check_run(lease_s, throttle_s, max_attempts, clock)
-        backoff_s = options.get("backoff_s")
-        progress_s = options.get("progress_s")
-        if check_run_durability(durability) == "exit" and throttle_s > 0:
+        clock, throttle_s = options.get("clock"), options.get("throttle_s", 0)
+        durability = check_run_durability(options.get("durability", "sync"))
+        info = self._new_info(thread_id, options, throttle_s, clock)
+        if durability == "exit" and throttle_s > 0:
             raise BadArgument('durability="exit" stores nothing before the run ends: leave out throttle_s')
-        info = RunInfo(
+        is_named, is_new = options.get("run_id") is not None, check_flag("new", options.get("new", False))
+        if is_named and is_new:
+            raise BadArgument("new=True starts a run with an id of its own: leave out run_id")
+        return self._run(
+            info,
+            throttle_s=throttle_s,
+            clock=clock,
+            durability=durability,
+            is_named=is_named,
+            continues=not is_named and not is_new,
+            supersedes=is_new,
+            budget=check_budget(options.get("budget")),
+        )
+
+    def _new_info(
+        self, thread_id: str, options: SubmitOptions, throttle_s: float = 0, clock: Any = None
+    ) -> RunInfo:
+        run_id, agent, code_version = options.get("run_id"), options.get("agent"), options.get("code_version")
+        lease_s, max_attempts = options.get("lease_s", 30.0), options.get("max_attempts", 5)
+        check_run(lease_s, throttle_s, max_attempts, clock)
+        backoff_s, progress_s = options.get("backoff_s"), options.get("progress_s")
+        return RunInfo(
             id=new_id() if run_id is None else check_id("run_id", run_id),
             thread=thread_id,
             namespace=check_namespace(options.get("namespace", "")),
@@ -233,15 +255,30 @@ class AsyncStore(AsyncContext):
             exclusive=options.get("exclusive", True),
             lease_s=float(lease_s),
             progress_s=None if progress_s is None else check_timeout(progress_s, "progress_s"),
-        )
-        return self._run(
-            info,
-            throttle_s=throttle_s,
-            clock=clock,
-            durability=durability,
-            is_named=run_id is not None,
             budget=check_budget(options.get("budget")),
         )
+
+    async def submit(
+        self, thread_id: str, *, not_before: dt.datetime | None = None, **options: Unpack[SubmitOptions]
+    ) -> RunInfo:
+        """Store a run for workers: `await store.submit("trip", agent="planner", prompt={"to": "Lisbon"})`.
+
+        One commit stores it, and a worker with a handler for its agent claims it. Of the runs of an agent, those
+        with the greatest `priority` come first, then those that were submitted first. Runs of one thread and
+        namespace follow each other.
+
+        run_id:      submitted again under this id, nothing changes and the stored run is returned
+        not_before:  a datetime with a time zone: its status is "waiting" until then
+
+        The other options are those of `store.run`. Raises RunElsewhere if another thread has a run with this id.
+        """
+        from outlive.runs.submit import submit
+
+        check_options("store.submit", options, SubmitOptions.__optional_keys__ | {"not_before"})
+        info = self._new_info(thread_id, options)
+        due = None if not_before is None else micros(not_before)
+        is_named = options.get("run_id") is not None
+        return await submit(self._engine, self._key(thread_id), info, due=due, is_named=is_named)
 
     def _run(self, info: RunInfo, **options: Any) -> AsyncRun:
         from outlive.runs.run import AsyncRun
@@ -403,32 +440,63 @@ class AsyncStore(AsyncContext):
         *,
         concurrency: int = 8,
         interval_s: float = 5.0,
+        limits: Mapping[str | None, int] | None = None,
+        limit_tenant: int | None = None,
+        grace_s: float = 20.0,
         policy: Policy = "resume",
         code_version: str | None = None,
         after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> AsyncWorker:
-        """Return a loop that recovers dead runs until it is stopped: `await store.worker(handlers).run()`.
+        """Return a worker, which claims submitted, woken and dead runs: `await store.worker(handlers).run()`.
 
-        Its options are those of `recover`. `interval_s` is the time between two passes; `on_report` gets each report.
+        handlers:      maps an agent, or "*" for all others, to a function that is called with its run. Plain
+                       functions are called in threads.
+        concurrency:   how many runs it works on at a time
+        interval_s:    how often it looks for dead runs; submitted and woken runs are noticed at once
+        limits:        how many runs of an agent all workers of this store together work on: `{"planner": 2}`
+        limit_tenant:  the same for all agents together
+        grace_s:       after SIGTERM or `drain()`, how long it waits for its runs before it gives them back
+        on_report:     gets a report of what was done since the last one, every `interval_s`
+
+        The other options are those of `recover`. Workers should agree on limits: each keeps to its own.
         """
-        from outlive.runs.worker import AsyncWorker
+        from outlive.runs.queue import Queue
+        from outlive.runs.recovery import Recovery
+        from outlive.runs.slots import Slots, check_limits
+        from outlive.runs.worker import AsyncWorker, WorkerOptions
+        from outlive.runs.worker_record import WorkerRecord
 
-        check_handlers(handlers)
-        check_count("concurrency", concurrency, 1)
-        runtime = self._engine.runtime
+        engine, tenant = self._engine, self._settings.tenant
+        checked = check_handlers(handlers)
+        recovery = Recovery(engine, self._run, checked, policy, code_version)
+        capacity = check_count("concurrency", concurrency, 1)
+        options = WorkerOptions(
+            capacity, check_timeout(interval_s, "interval_s"), check_seconds("grace_s", grace_s, 0)
+        )
+        fields = {
+            "agents": list(checked), "code_version": code_version, "policy": policy, "capacity": capacity,
+        }  # fmt: skip
         return AsyncWorker(
-            runtime,
-            lambda: self.recover(
-                handlers,
-                concurrency=concurrency,
-                policy=policy,
-                code_version=code_version,
-                after_failover=after_failover,
-            ),
-            check_timeout(interval_s, "interval_s"),
+            engine,
+            tenant,
+            recovery,
+            Queue(engine, tenant, checked, recovery.is_other_code),
+            Slots(engine, tenant, self._heart, check_limits(limits, limit_tenant)),
+            WorkerRecord(engine, tenant, fields),
+            self._heart,
+            options,
+            lambda: self._pair is not None and self._pair.is_failed_over and not after_failover,
             on_report,
         )
+
+    @async_items
+    async def workers(self) -> AsyncIterator[WorkerInfo]:
+        """Iterate over the living workers of this tenant: `async for worker in store.workers()`."""
+        from outlive.runs.worker_record import find_workers
+
+        async for worker in find_workers(self._engine, self._settings.tenant):
+            yield worker
 
     @async_items
     async def runs(
@@ -792,6 +860,41 @@ class AsyncStore(AsyncContext):
 
         key, _ = await self._the_run(run_id, thread)
         return await read_responses(self._engine, key, run_id)
+
+    @async_items
+    async def follow(
+        self,
+        run_id: str,
+        *,
+        after: str | None = None,
+        wait: bool = True,
+        idle_s: float | None = None,
+        thread: str | None = None,
+    ) -> AsyncIterator[StreamChunk]:
+        """Iterate over what a run emitted, and over what it emits from now on: `async for chunk in store.follow(run_id)`.
+
+        It ends when the run has ended and everything was delivered. While the run waits, or nothing works on it, it
+        waits too. After a disconnect, pass the `cursor` of the last chunk as `after`: it continues after that one,
+        from any process, also after a failover.
+
+        after:   the cursor to continue after (default: from the oldest chunk that is kept)
+        wait:    False: only what is stored now
+        idle_s:  end when nothing came for so long (default: wait)
+        thread:  the thread of the run, if several have a run of this id
+
+        A chunk has its `attempt`: a later attempt may repeat what an earlier one emitted. Raises RunMissing, AmbiguousRun,
+        BadArgument for a cursor that is none, and StoreError when the store cannot be reached.
+        """
+        from outlive.runs.follow import follow
+        from outlive.runs.stream_entry import Position
+
+        position = None if after is None else Position.of(after)
+        quiet_s = None if idle_s is None else check_seconds("idle_s", idle_s, 0)
+        key, _ = await self._the_run(run_id, thread)
+        async for chunk in follow(
+            self._engine, key, run_id, position, wait=check_flag("wait", wait), idle_s=quiet_s
+        ):
+            yield chunk
 
     # What a thread asks of its store
 

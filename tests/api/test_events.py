@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import outlive
-from outlive import otel
 
 
 def work(store):
@@ -81,14 +77,39 @@ def test_a_watcher_that_raises_does_not_stop_the_work():
         outlive.open("memory:", on_event=7)
 
 
-def test_events_become_spans():
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    with outlive.open("memory:", on_event=otel.spans(provider.get_tracer("test"))) as store:
-        work(store)
-    spans = exporter.get_finished_spans()
-    assert [span.name for span in spans][:2] == ["outlive.save", "outlive.load"]
-    assert spans[0].attributes["outlive.checkpoint"] == "c1"
-    assert spans[0].attributes["outlive.state_bytes"] == 4
-    assert all(span.end_time >= span.start_time for span in spans)
+def test_questions_answers_and_wakes_are_told():
+    told = []
+    with outlive.open("memory:", on_event=told.append) as store:
+        with store.run("t", run_id="r", agent="a") as run:
+            run.ask_all({"one": 1, "two": 2})
+        for name in ("one", "two"):
+            store.answer("r", name, True)
+        with store.run("t", run_id="r") as run:
+            run.sleep(3600)
+    names = [(event.name, event.step, event.status, event.previous) for event in told]
+    assert [name for name in names if name[0] not in ("load", "save")] == [
+        ("claim", None, "running", None),
+        ("question", "one", "waiting", None),
+        ("question", "two", "waiting", None),
+        ("end", None, "waiting", None),
+        ("answer", "one", None, None),
+        ("answer", "two", None, None),
+        ("wake", None, "released", None),
+        ("claim", None, "running", "waiting"),
+        ("end", None, "waiting", None),
+    ]
+    assert {event.agent for event in told if event.name in ("question", "answer")} == {"a"}
+
+
+def test_a_step_that_begins_is_told_to_end_once_even_if_its_result_is_not_stored():
+    told = []
+    with outlive.open("memory:", on_event=told.append) as store:
+        run = store.run("t", run_id="r").start()
+        with pytest.raises(outlive.errors.Unencodable):
+            run.step("a", object)
+        store.cancel("r")
+        for effect in (True, False):
+            with pytest.raises(outlive.LeaseLost):
+                run.step("b", effect=effect)(int)()
+    steps = [(event.name, event.step, event.status) for event in told if event.name.startswith("step_")]
+    assert steps == [("step_begin", "a", "started"), ("step_end", "a", "interrupted")]

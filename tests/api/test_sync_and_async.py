@@ -124,10 +124,10 @@ def test_the_docstrings_are_written_where_an_editor_finds_them(asynchronous, syn
 def test_no_method_of_the_sync_api_has_to_be_awaited(asynchronous, sync):
     assert [name for name, method in public(sync).items() if inspect.iscoroutinefunction(method)] == []
     plain = {name for name, method in public(asynchronous).items() if not inspect.iscoroutinefunction(method)}
-    handles = {"thread", "threads", "history", "run", "runs", "recoverable", "lock", "worker"}
-    handles |= {"questions"}
+    handles = {"thread", "threads", "history", "run", "runs", "recoverable", "lock", "worker", "workers"}
+    handles |= {"questions", "follow"}
     # A step is awaited too: its coroutine is returned. The others store nothing.
-    assert plain <= handles | {"step", "stop", "alive"}
+    assert plain <= handles | {"step", "stop", "drain", "alive"}
 
 
 def attributes(handle):
@@ -254,7 +254,10 @@ def test_every_public_coroutine_is_tried_for_that(cls):
     runs = {
         "run",
         "runs",
+        "submit",
+        "workers",
         "recoverable",
+        "follow",
         "recover",
         "responses",
         "steps",
@@ -397,6 +400,6 @@ def test_runs_locks_and_workers_show_what_they_are():
         with lock:
             assert repr(lock) == f"<Lock on 't' namespace 'sub' held, fence {lock.fence}>"
         worker = store.worker({"*": print}, interval_s=2)
-        assert repr(worker) == "<Worker every 2 s>"
+        assert repr(worker) == f"<Worker {worker.id} 0 of 8 hands busy>"
         worker.stop()
-        assert repr(worker) == "<Worker stopped>"
+        assert repr(worker) == f"<Worker {worker.id} ending>"

@@ -181,7 +181,7 @@ def memory_store(ring=RING, inner=None, tenant=""):
     engine_of = outlive.factory.StoreConfig
     served = outlive.factory.BackendFactory("memory:", lambda _: SyncLocal(inner), None)
     target = engine_of(
-        served, outlive.factory.Settings("memory:", tenant), 0, outlive.factory.EventSink(None), ring
+        served, outlive.factory.Settings("memory:", tenant), 0, outlive.factory.EventSink(), ring
     )
     return outlive.Store(run_now(outlive.factory._open_inline(target))), inner
 

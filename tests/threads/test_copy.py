@@ -69,9 +69,7 @@ def runs(store, id):
 def memory_store(inner, **options):
     served = outlive.factory.BackendFactory("memory:", lambda _: inner, None)
     settings = outlive.factory.Settings("memory:")
-    target = outlive.factory.StoreConfig(
-        served, settings, 1 << 20, outlive.factory.EventSink(None), **options
-    )
+    target = outlive.factory.StoreConfig(served, settings, 1 << 20, outlive.factory.EventSink(), **options)
     return outlive.Store(run_now(outlive.factory._open_inline(target)))
 
 

@@ -54,7 +54,7 @@ def memory_store(inner=None, retain=None):
     backend = SyncLocal(inner) if isinstance(inner, MemoryBackend) else inner
     served = outlive.factory.BackendFactory("memory:", lambda _: backend, None)
     target = outlive.factory.StoreConfig(
-        served, outlive.factory.Settings("memory:"), 1 << 20, outlive.factory.EventSink(None), retain=retain
+        served, outlive.factory.Settings("memory:"), 1 << 20, outlive.factory.EventSink(), retain=retain
     )
     return outlive.Store(run_now(outlive.factory._open_inline(target))), inner
 

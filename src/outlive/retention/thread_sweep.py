@@ -17,6 +17,7 @@ from outlive.backend import (
 )
 from outlive.errors import StaleBase
 from outlive.retention.policy import Retain, Swept
+from outlive.retention.stream_sweep import StreamSweep
 from outlive.runs.lease import LOCK, PARKED, RUN, RUNNING, UNFINISHED
 from outlive.runs.lock import AsyncLock
 from outlive.runtime.runtime import Signal
@@ -78,7 +79,18 @@ class ThreadSweep:
         revision, due_at = self._seen.get(key.digest, (0, 0.0))
         if revision == row.revision and self._now < due_at:
             return False
-        return await self._shorten(key, row)
+        stream_due_at = await self._delete_streams(key)
+        return await self._shorten(key, row, stream_due_at)
+
+    async def _delete_streams(self, key: ThreadKey) -> float:
+        """Delete the streams that are due; return when the next one will be, unless the thread changes."""
+        if self._retain.streams_s is None:
+            return float("inf")
+        streams = StreamSweep(self._engine, key, self._retain.streams_s, self._now)
+        await streams.delete_due(dry_run=self._swept.dry_run)
+        self._swept.streams.threads += bool(streams.freed_bytes)
+        self._swept.streams.freed_bytes += streams.freed_bytes
+        return streams.due_at
 
     # A whole thread
 
@@ -124,13 +136,13 @@ class ThreadSweep:
 
     # Single checkpoints
 
-    async def _shorten(self, key: ThreadKey, row: ThreadRecord) -> bool:
+    async def _shorten(self, key: ThreadKey, row: ThreadRecord, due_before: float) -> bool:
         contents = await prune.read_contents(self._engine, key)
         due = self.due(contents.records)
         if not any(due.values()):
             if await self._has_orphans(key, contents):
                 return True
-            self._remember(key, row, contents.records)
+            self._remember(key, row, contents.records, due_before)
             return False
         needed = await self.needed(key, contents.records)
         for reason, pairs in needed.items():
@@ -211,7 +223,9 @@ class ThreadSweep:
         self._swept.orphans.freed_bytes += size
         return True
 
-    def _remember(self, key: ThreadKey, row: ThreadRecord, records: Sequence[CheckpointRecord]) -> None:
+    def _remember(
+        self, key: ThreadKey, row: ThreadRecord, records: Sequence[CheckpointRecord], due_before: float
+    ) -> None:
         """Note that nothing is due before the oldest reaches its age, unless the thread changes."""
         if len(self._seen) > MAX_SEEN:
             self._seen.clear()
@@ -219,7 +233,7 @@ class ThreadSweep:
         newest = {record.namespace: record.id for record in reversed(records)}  # which never come of age
         ages = [record.created_at for record in records if newest[record.namespace] != record.id]
         due_at = float("inf") if age_s is None or not ages else min(ages) / 1e6 + age_s
-        self._seen[key.digest] = (row.revision, due_at)
+        self._seen[key.digest] = (row.revision, min(due_at, due_before))
 
 
 def _freed_bytes(contents: ThreadContents, removed: set[CheckpointKey]) -> int:

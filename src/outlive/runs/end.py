@@ -11,7 +11,19 @@ from dataclasses import replace
 from outlive.backend import NEXT, Commit, EntryRecord, ThreadKey
 from outlive.errors import EntryHeld, RunBusy, RunEnded
 from outlive.runs import attempts, lease, tickets, timers
-from outlive.runs.lease import CANCELLED, COMPLETED, LOCK, PARKED, RUN, RUNNING, WAITING, Lock, RunInfo
+from outlive.runs.lease import (
+    CANCELLED,
+    COMPLETED,
+    FREE,
+    LEFT,
+    LOCK,
+    PARKED,
+    RUN,
+    RUNNING,
+    WAITING,
+    Lock,
+    RunInfo,
+)
 from outlive.runs.wait_entry import OPEN, put, read_waits, withdrawn
 from outlive.runs.waiting import Reason, Waiting
 from outlive.threads.engine import Engine
@@ -30,7 +42,7 @@ async def end_run(engine: Engine, key: ThreadKey, id: str, status: str) -> RunIn
         run = lease.unpack_run(engine.codec, key, stored)
         entries = [
             *_leftovers(stored, run),
-            *await _freed(engine, key, run),
+            *await _freed(engine, key, run, FREE),
             *await _withdrawn(engine, key, id),
         ]
         entries = [_ended(engine, run, stored, status), *entries]
@@ -55,7 +67,7 @@ async def delay_run(engine: Engine, key: ThreadKey, run: RunInfo, reason: Reason
     """Let a run that no process works on wait until a moment. Raises EntryHeld if it has changed since."""
     stored = run._entry
     assert stored is not None
-    leftovers = [*_leftovers(stored, run), *await _freed(engine, key, run)]
+    leftovers = [*_leftovers(stored, run), *await _freed(engine, key, run, LEFT)]
     lease.end_dead_attempt(run)
     run.status, run.waits = WAITING, Waiting(reason, moment(engine.runtime.now()), moment(due))
     entry = EntryRecord(RUN, run.id, lease.pack_run(engine, run), WAITING, epoch=stored.epoch, fence=NEXT)
@@ -79,6 +91,16 @@ async def retry_at(engine: Engine, key: ThreadKey, run: RunInfo, due: int) -> No
         raise lease.busy(engine.codec, run.namespace, error) from None
 
 
+async def superseded(engine: Engine, key: ThreadKey, stored: EntryRecord, by: str) -> list[EntryRecord]:
+    """Return the entries that cancel a run that no process works on, for the commit of its successor."""
+    run = lease.unpack_run(engine.codec, key, stored)
+    is_held = run.status == RUNNING and not (run.owner is not None and run.owner.is_gone())
+    leftovers = [*_leftovers(stored, run), *await _withdrawn(engine, key, run.id)]
+    lease.end_dead_attempt(run)
+    run.error = f"superseded by run {by!r}"
+    return [replace(_ended(engine, run, stored, CANCELLED), expect_lapsed=is_held), *leftovers]
+
+
 def _leftovers(stored: EntryRecord, run: RunInfo) -> tuple[EntryRecord, ...]:
     """Return the entries that remove the ticket of a run, or its timer."""
     return (*tickets.removed(stored, run), *timers.run_timer_removed(run))
@@ -94,12 +116,12 @@ def _ended(engine: Engine, run: RunInfo, stored: EntryRecord, status: str) -> En
     return EntryRecord(RUN, run.id, body, status, epoch=stored.epoch, fence=NEXT, expect=stored.rank)
 
 
-async def _freed(engine: Engine, key: ThreadKey, run: RunInfo) -> list[EntryRecord]:
+async def _freed(engine: Engine, key: ThreadKey, run: RunInfo, status: str) -> list[EntryRecord]:
     """Return the entry that frees the place of the run, if the run holds it."""
     lock = await lease.find(engine, key, LOCK, run.namespace)
     if lock is None or lock.status != RUNNING or Lock.unpack(engine.codec, lock).run != run.id:
         return []
-    free = EntryRecord(LOCK, run.namespace, None, "free", epoch=lock.epoch, fence=NEXT)
+    free = EntryRecord(LOCK, run.namespace, None, status, epoch=lock.epoch, fence=NEXT)
     return [replace(free, expect=lock.rank)]
 
 

@@ -46,6 +46,7 @@ RUNNING, WAITING, RELEASED, COMPLETED, FAILED, CANCELLED, PARKED = (
     "running", "waiting", "released", "completed", "failed", "cancelled", "parked",
 )  # fmt: skip
 UNFINISHED = (RUNNING, WAITING, RELEASED)
+FREE, LEFT = "free", "left"  # of a place: nothing is unfinished there; its last run is
 STATUSES = (*UNFINISHED, COMPLETED, FAILED, CANCELLED, PARKED)
 
 
@@ -86,6 +87,7 @@ class RunInfo:
     ended_at: dt.datetime | None = None
     attempts: tuple[attempts.Attempt, ...] = ()  # the last 20, oldest first
     lease_expires_at: dt.datetime | None = None  # unless it is renewed; None: no lease
+    trace: str | None = None  # the W3C trace context of its first attempt, which later ones link to
     effect_seed: bytes = field(default=b"", repr=False)  # of the keys of its effects
     is_readable: bool = True  # if not: only id, thread and status are known; see `error`
     _entry: EntryRecord | None = field(default=None, repr=False)
@@ -106,7 +108,7 @@ class RunInfo:
 _FIELDS = (
     "namespace", "attempt", "failures", "max_attempts", "backoff_s", "priority", "agent", "prompt", "parent", "attributes", "code_version", "iteration",
     "phase", "completed_phases", "usage", "error", "result", "exclusive", "shares_place", "lease_s", "started_at", "updated_at",
-    "ended_at", "step", "progress_s", "effect_seed",
+    "ended_at", "step", "progress_s", "trace", "effect_seed",
 )  # fmt: skip
 
 

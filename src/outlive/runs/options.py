@@ -8,8 +8,8 @@ from typing import Any, Literal, TypedDict
 from outlive.runs.budget import Budget
 
 
-class RunOptions(TypedDict, total=False):
-    """The options of `store.run`."""
+class SubmitOptions(TypedDict, total=False):
+    """The options of `store.submit`: what the record of a run has."""
 
     namespace: str
     run_id: str | None
@@ -20,11 +20,17 @@ class RunOptions(TypedDict, total=False):
     code_version: str | None
     lease_s: float
     progress_s: float | None
-    throttle_s: float
-    clock: Callable[[], float] | None
-    durability: Literal["sync", "async", "exit"]
     max_attempts: int
     backoff_s: float | None
     priority: int
     budget: Budget | None
     exclusive: bool
+
+
+class RunOptions(SubmitOptions, total=False):
+    """The options of `store.run`: those of the record, and how this process works on it."""
+
+    new: bool
+    throttle_s: float
+    clock: Callable[[], float] | None
+    durability: Literal["sync", "async", "exit"]

@@ -50,6 +50,7 @@ from outlive.values import matches, moment
 Handler = Callable[[AsyncRun], Any]
 Handlers = Mapping[str, Handler] | Mapping[str | None, Handler]  # by agent
 Policy = Literal["resume", "hold"]
+Outcome = Literal["worked", "given_back", "busy", "skipped"]
 _PAGE = 200
 _PRIMARY_UNREACHABLE = (
     "the primary store cannot be reached, so a live run cannot be told from a dead one; "
@@ -159,6 +160,14 @@ async def find_recoverable(
     """Iterate over released and dead runs; append live ones to `live`."""
     async for item in find_runs(engine, tenant, statuses=[RELEASED]):
         yield item
+    async for item in find_dead(engine, tenant, live):
+        yield item
+
+
+async def find_dead(
+    engine: Engine, tenant: str, live: list[RunInfo] | None = None
+) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
+    """Iterate over runs whose lease has expired or whose process has ended; append live ones to `live`."""
     async for item in find_runs(engine, tenant, statuses=[RUNNING], lapsed=True):
         yield item
     async for key, run in find_runs(engine, tenant, statuses=[RUNNING], lapsed=False):
@@ -174,7 +183,7 @@ class Recovery:
     def __init__(
         self,
         engine: Engine,
-        resume: Callable[[RunInfo], AsyncRun],
+        resume: Callable[..., AsyncRun],  # of a RunInfo, with options of its start
         handlers: Mapping[str | None, Handler],
         policy: Policy,
         code_version: str | None,
@@ -205,17 +214,27 @@ class Recovery:
             works = [functools.partial(self.take, key, info) for key, info in dead]
             await self._engine.runtime.each("outlive-recovery", works, min(concurrency, len(dead)))
         except BaseException:
-            # Ctrl-C: handlers still work in other threads. Release their runs, so that the next
-            # write of each is refused and another process can resume it.
-            for run in list(self._live):
-                with contextlib.suppress(OutliveError):
-                    await run.release()
+            # Ctrl-C: handlers still work in other threads.
+            await self.release_all()
             raise
         finally:
             terminator.discard(id(self))
 
-    async def take(self, key: ThreadKey, info: RunInfo) -> None:
-        """Claim one run and call its handler."""
+    async def release_all(self) -> None:
+        """Release the runs that handlers work on: the next write of each is refused.
+
+        So another process can resume them.
+        """
+        for run in list(self._live):
+            with contextlib.suppress(OutliveError):
+                await run.release()
+
+    async def take(self, key: ThreadKey, info: RunInfo, *, is_fresh: bool = False) -> Outcome:
+        """Claim one run and call its handler; `is_fresh`: it was read a moment ago.
+
+        "busy": another process holds the run or its place; "given_back": the handler released it;
+        "skipped": the report says why.
+        """
         handler = self._handlers.get(info.agent) or self._handlers.get("*")
         if not info.is_readable:
             self._skip(info, "unreadable", str(info.error))
@@ -223,24 +242,23 @@ class Recovery:
             self._skip(info, "primary_unreachable", _PRIMARY_UNREACHABLE)
         elif handler is None:
             self._skip(info, "no_handler", f"no handler for agent {info.agent!r}")
-        elif self._is_other_code(info):
+        elif self.is_other_code(info.code_version):
             self._skip(info, "other_code_version", f"it was started by code version {info.code_version!r}")
         elif _failures(info) >= info.max_attempts:
             await self._park(key, info)
         elif info.status == RUNNING and info.backoff_s is not None:
             await self._back_off(key, info)
         else:
-            await self._hand_over(info, handler)
+            return await self._hand_over(info, handler, is_fresh)
+        return "skipped"
 
     def _skip(self, info: RunInfo, code: SkipCode, message: str) -> None:
         self.report.skipped.append(SkippedRun(info, code, message))
 
-    def _is_other_code(self, info: RunInfo) -> bool:
-        return (
-            self._policy == "hold"
-            and None not in (info.code_version, self._code_version)
-            and info.code_version != self._code_version
-        )
+    def is_other_code(self, code_version: str | None) -> bool:
+        """Tell whether a run of this version of the code is left to other processes."""
+        is_held = self._policy == "hold" and None not in (code_version, self._code_version)
+        return is_held and code_version != self._code_version
 
     async def _park(self, key: ThreadKey, info: RunInfo) -> None:
         """Park a run whose process died too often."""
@@ -268,44 +286,48 @@ class Recovery:
             info, "backing_off", f"its process died; the next attempt is due at {moment(due):%H:%M:%S} UTC"
         )
 
-    async def _hand_over(self, info: RunInfo, handler: Handler) -> None:
-        run = self._resume(info)
+    async def _hand_over(self, info: RunInfo, handler: Handler, is_fresh: bool) -> Outcome:
+        run = self._resume(info, is_fresh=is_fresh)
         try:
             await run.start()
         except (RunBusy, ThreadBusy):
             self.report.waiting.append(info)
-            return
+            return "busy"
         except (KeyMissing, StoreClosed, StoreUnavailable):
             raise  # the other runs would fail in the same way
         except Exception as error:  # noqa: BLE001  # start() gave this run back; try the others
             self._skip(info, "start_failed", f"it cannot be started: {type(error).__name__}: {error}")
-            return
+            return "skipped"
         if run.is_finished:
             self._skip(run.info, "finished", f"it ended since it was listed: {run.status}")
-            return
+            return "skipped"
         self._live.add(run)
         try:
             async with run:
-                await _call(handler, run)
+                await self._call(handler, run)
         except Exception as error:  # noqa: BLE001  # the run has recorded it
             self.report.failed.append(FailedRun(run.info, type(error).__name__, str(error)))
         else:
             (self.report.suspended if run.status == WAITING else self.report.resumed).append(run.info)
         finally:
             self._live.discard(run)
+        return "given_back" if run.status == RELEASED else "worked"
+
+    async def _call(self, handler: Handler, run: AsyncRun) -> None:
+        # A plain function must not hold up the event loop, with the leases of all other runs.
+        is_async = inspect.iscoroutinefunction(handler)
+        result: Any | Awaitable[Any] = (
+            handler(run) if is_async else await self._engine.runtime.call(lambda: handler(run))
+        )
+        if inspect.isawaitable(result):
+            result = await result
+        if result is not None and run.result is None:
+            run.info.result = result
 
 
 def _failures(dead: RunInfo) -> int:
     """Return how many attempts failed, including the last one if its process died."""
     return dead.failures + (dead.status == RUNNING)
-
-
-async def _call(handler: Handler, run: AsyncRun) -> None:
-    result: Any | Awaitable[Any] = handler(run)
-    if inspect.isawaitable(result):
-        result = await result
-    if result is not None and run.result is None:
-        run.info.result = result
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,8 @@ from outlive.runs.lease import (
     CANCELLED,
     COMPLETED,
     FAILED,
+    FREE,
+    LEFT,
     LOCK,
     PARKED,
     RELEASED,
@@ -66,6 +68,7 @@ from outlive.runs.start import Start, StartOptions
 from outlive.runs.step_options import StepOptions
 from outlive.runs.steps import Ledger
 from outlive.runs.store_clock import store_now
+from outlive.runs.stream import Stream
 from outlive.runs.waiting import MISSING, Waiting
 from outlive.runs.waits import Waits
 from outlive.runtime.runtime import Ticker, new_id
@@ -144,6 +147,7 @@ class AsyncRun(AsyncContext):
         self._ledger = Ledger(self)
         self._waits = Waits(self)
         self._responses = AsyncResponses(self)
+        self._stream = Stream(self)
         self._deferred = Deferred(options.throttle_s, options.clock)
         self._ticker: Ticker | None = None
 
@@ -209,6 +213,7 @@ class AsyncRun(AsyncContext):
         self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
         self._progress.stored(holding.revision, holding.body)
         self._used, self._used_by_children = self.info.usage, {}
+        self._stream.begin(is_new=holding.is_new)
         try:
             await self._ledger.read(is_new=holding.is_new)
             await self._responses._read(is_new=holding.is_new)
@@ -221,7 +226,8 @@ class AsyncRun(AsyncContext):
             raise
         self._has_begun, self._is_suspended = True, False
         self._go_live()
-        self._tell(CLAIM)
+        previous = self.info.attempts[-2:-1]
+        self._tell(CLAIM, trace=self.info.trace, previous=previous[0].outcome if previous else None)
         return self
 
     def _go_live(self) -> None:
@@ -360,21 +366,24 @@ class AsyncRun(AsyncContext):
         return queued
 
     async def _store(self, state: Any, draft: Draft) -> CheckpointInfo:
-        body = None
+        body, chunks = None, self._stream.take()
         if self._fence:
             draft.fence = self._as_fence()
             body = lease.pack_run(self._engine, self.info)
-            draft.entries = self._renewals(body)
+            draft.entries = (*self._renewals(body), *chunks)
         saved: CheckpointInfo = await self._kept(self.thread._save(state, draft))
+        if not draft.is_repeated:
+            self._stream.settle(chunks)
         self._progress.stored(self._revision, body)
         self._deferred.stored()
         return saved
 
     async def flush(self) -> None:
-        """Store a save that was held back, and wait for those in the background."""
+        """Store a save that was held back and what was emitted, and wait for saves in the background."""
         async with self._mutex:
             self._check_live()
             await self._flush()
+            await self._stream.flush_held()
 
     async def _flush(self, timeout_s: float | None = None) -> None:
         kept = self._deferred.kept
@@ -462,6 +471,17 @@ class AsyncRun(AsyncContext):
         self._check_live()
         self._progress.moved()
 
+    async def emit(self, chunk: Any) -> None:
+        """Emit a piece of output for clients that follow the run: `await run.emit({"text": "Lis"})`.
+
+        Any value that a state may hold, up to 1 MiB. It is stored with the next save, step or end of the run, or
+        after a fifth of a second, or when 64 KiB wait; `run.flush()` stores it at once. A crash loses what is not
+        stored. A run keeps the newest 16 MiB of its chunks. `store.follow(run.id)` reads them.
+
+        Raises Unencodable, BadArgument for a chunk that is too large, and LeaseLost.
+        """
+        await self._stream.emit(chunk)
+
     # Waiting
 
     @overload
@@ -540,7 +560,9 @@ class AsyncRun(AsyncContext):
         """
         await self._waits.sleep(seconds, until, key)
 
-    async def _suspend(self, waiting: Waiting, entries: Sequence[EntryRecord]) -> None:
+    async def _suspend(
+        self, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str] = ()
+    ) -> None:
         """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first."""
         async with self._mutex:
             self._check_live()
@@ -557,11 +579,20 @@ class AsyncRun(AsyncContext):
                 raise
             for name in ("status", "waits", "attempts", "step", "updated_at"):
                 setattr(self.info, name, getattr(parked, name))
-            for name in waiting.names:
-                self._tell(QUESTION, step=name)
-            self._tell(END)
+            self._tell_questions(questions)
+            self._tell(END, usage=self.info.usage)
 
-    async def _suspend_also(self, waiting: Waiting | None, entries: Sequence[EntryRecord], now: int) -> bool:
+    def _tell_questions(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._tell(QUESTION, step=name)
+
+    async def _suspend_also(
+        self,
+        waiting: Waiting | None,
+        entries: Sequence[EntryRecord],
+        now: int,
+        questions: Sequence[str] = (),
+    ) -> bool:
         """Add what another branch waits for to a run that is suspended; None: that branch can continue.
 
         The run does not belong to this process any more, so the commit expects it as this process left it. If it
@@ -580,7 +611,7 @@ class AsyncRun(AsyncContext):
                 RUN, self.id, lease.pack_run(self._engine, info), info.status,
                 epoch=self._epoch, fence=self._fence, revision=self._revision + 1, expect=before,
             )  # fmt: skip
-            also = (run,) if waiting is not None else tickets.released(run, info.agent, info.priority, now)
+            also = (run,) if waiting is not None else self._ticketed(run, info, now)
             try:
                 await self._engine.commit(Commit(self._key, entries=(*also, *entries)))
             except EntryHeld as error:
@@ -589,8 +620,7 @@ class AsyncRun(AsyncContext):
                 raise
             self._revision += 1
             self.info.waits, self.info.status = info.waits, also[0].status
-            for group in () if waiting is None else waiting.groups:
-                self._tell(QUESTION, step=", ".join(group.names))
+            self._tell_questions(questions)
             return True
 
     # Ending
@@ -677,7 +707,7 @@ class AsyncRun(AsyncContext):
             )
         for name in ("status", "ended_at", "updated_at", "completed_phases", *changes):
             setattr(self.info, name, getattr(ended, name))
-        self._tell(END)
+        self._tell(END, usage=ended.usage, error=ended.error if "error" in changes else None)
 
     async def _store_end(
         self, status: str, body: bytes, timeout_s: float | None, waits: Sequence[EntryRecord] = ()
@@ -689,18 +719,24 @@ class AsyncRun(AsyncContext):
         entries = [ended, *waits]
         if status == RELEASED:
             now = self._engine.runtime.now()
-            entries = [*tickets.released(ended, self.info.agent, self.info.priority, now), *waits]
+            entries = [*self._ticketed(ended, self.info, now), *waits]
         if self._has_place:  # freed, not deleted: another run may hold the thread by now
-            entries.append(replace(self._lock(None), status="free", lease_s=None))
-        commit = Commit(self._key, entries=tuple(entries), timeout_s=timeout_s)
+            place = LEFT if status in (RELEASED, WAITING) else FREE
+            entries.append(replace(self._lock(None), status=place, lease_s=None))
+        chunks = self._stream.take()
+        commit = Commit(self._key, entries=(*entries, *chunks), timeout_s=timeout_s)
         self._stop()  # a renewal that came after the end would be refused
         try:
             await self._commit_end(status, replace(commit, fence=self._as_fence()) if self._fence else commit)
+            self._stream.settle(chunks)
         except (LeaseLost, RunEnded):
             raise
         except BaseException:
             self._go_live()  # the caller may try again
             raise
+
+    def _ticketed(self, run: EntryRecord, info: RunInfo, now: int) -> tuple[EntryRecord, EntryRecord]:
+        return tickets.released(self._engine.codec, run, tickets.Errand.of(info), now)
 
     async def _commit_end(self, status: str, commit: Commit) -> None:
         try:
@@ -722,12 +758,13 @@ class AsyncRun(AsyncContext):
     def _tell(self, name: str, **details: Any) -> None:
         if self._engine.events.is_on:
             info = self.info
-            fields = {"run": info.id, "status": info.status, "attempt": info.attempt, **details}
-            self._engine.events.emit(Event(name, info.thread, info.namespace, **fields))
+            fields = {"run": info.id, "status": info.status, "attempt": info.attempt, "agent": info.agent}
+            self._engine.events.emit(Event(name, info.thread, info.namespace, **{**fields, **details}))
 
     def _stop(self) -> None:
         self._is_live = False
         self._heart.discard(self)
+        self._stream.stop()
         if self._ticker is not None:
             self._ticker.stop()
 
@@ -881,7 +918,9 @@ class AsyncRun(AsyncContext):
     async def _write_held(self, *entries: EntryRecord) -> Receipt:
         """Store entries of this run durably; the caller holds the mutex."""
         self._check_live()
-        receipt = await self._commit(Commit(self._key, entries=(*entries, *self._renewals())))
+        chunks = self._stream.take()
+        receipt = await self._commit(Commit(self._key, entries=(*entries, *chunks, *self._renewals())))
+        self._stream.settle(chunks)
         self._progress.wrote(self._revision)
         return receipt
 

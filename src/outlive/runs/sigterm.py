@@ -4,10 +4,14 @@ While this process has live runs, SIGTERM ends it like `sys.exit`. The `with` bl
 thread, and under asyncio of all tasks, are left: their runs store the saves that they hold back and
 are released. Another thread releases the runs of the other threads. Only the main thread can set a
 signal handler. It sets one only if the program has none, and removes it after the last run.
+
+While a worker runs, the first SIGTERM drains it instead: its `run()` returns when its runs have
+ended or are given back, and the program continues after it. A second SIGTERM ends the process.
 """
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 from collections.abc import Callable
@@ -19,11 +23,26 @@ class Terminator:
 
     def __init__(self) -> None:
         self._users: dict[int, Callable[[], None]] = {}
+        self._drains: dict[int, Callable[[], None]] = {}
         self._is_set = False
 
     def add(self, key: int, on_term: Callable[[], None]) -> None:
         """Call `on_term` when the process is told to end."""
         self._users[key] = on_term
+        self._set()
+
+    def add_drain(self, key: int, drain: Callable[[], None]) -> None:
+        """Call `drain` at the first SIGTERM, and let the process continue.
+
+        A worker in another thread does not decide about the process: its runs are released.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._users[key] = lambda: None
+        self._drains[key] = drain
+        self._set()
+
+    def _set(self) -> None:
         if self._is_set or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -32,6 +51,7 @@ class Terminator:
 
     def discard(self, key: int) -> None:
         self._users.pop(key, None)
+        self._drains.pop(key, None)
         if self._users or not self._is_set or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGTERM) == self._end:
@@ -39,6 +59,13 @@ class Terminator:
         self._is_set = False
 
     def _end(self, number: int, frame: FrameType | None) -> None:
+        if self._drains:
+            drains, self._drains = self._drains, {}
+            for drain in drains.values():
+                # In another thread: this one may be interrupted while it holds the lock of the very
+                # event that a drain sets. `threading.Thread` has such a lock itself.
+                _thread.start_new_thread(drain, ())
+            return
         for on_term in list(self._users.values()):
             on_term()
         raise SystemExit(128 + number)

@@ -4,6 +4,11 @@ The id of a run is unique in a tenant, but no commit spans threads. So a new run
 by the caller searches all threads for that id before its commit and again after it. Of two runs
 that start at the same moment in two threads, at least one sees the other after its own commit. A
 run that sees another takes back its start, so at most one of them continues.
+
+A new run without an id continues what an earlier run of its place has left unfinished, if that did
+the same: for the same agent and parent, with the same prompt. The entry of the place names its last
+run and tells by its status whether that is finished, so nothing is searched. With `new=True` the
+commit that starts the run cancels the unfinished one instead.
 """
 
 from __future__ import annotations
@@ -17,12 +22,13 @@ from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsew
 from outlive.runs import attempts, lease, tickets, timers
 from outlive.runs.budget import Budget
 from outlive.runs.effect_keys import new_seed
-from outlive.runs.lease import COMPLETED, LOCK, RELEASED, RUN, RUNNING, RunInfo
+from outlive.runs.end import superseded
+from outlive.runs.lease import COMPLETED, FREE, LEFT, LOCK, RELEASED, RUN, RUNNING, UNFINISHED, RunInfo
 from outlive.runs.owner import Owner
 from outlive.runs.thread_lock import TRIES, Claim, Place
 from outlive.threads.engine import Engine
 from outlive.threads.thread import AsyncThread
-from outlive.values import moment
+from outlive.values import micros, moment
 
 _GIVE_BACK_S = 5.0  # limit of the write that gives a run back, while an error waits to be raised
 
@@ -37,6 +43,9 @@ class StartOptions:
     retries: bool = False  # a run that has ended starts again
     is_bare: bool = False  # an adapter stores the first checkpoint itself
     is_named: bool = False  # the caller chose its id: another thread may have it
+    is_fresh: bool = False  # its record was read a moment ago: the commit expects it unchanged
+    continues: bool = False  # an unfinished run of this place, of the same agent
+    supersedes: bool = False  # it is cancelled instead
     budget: Budget | None = None  # replaces that of the record
 
 
@@ -68,13 +77,19 @@ class Start:
         self._is_attempt = True  # not the same one again, after a wait
         self._is_untried = True  # no attempt has begun before
         self._leftovers: tuple[EntryRecord, ...] = ()  # its ticket or timer, which the claim removes
+        self._due: int | None = None  # of that timer
+        self._replaced: str | None = None  # the unfinished run that this one replaces
+        self._is_continued = False  # an earlier run of the place, which has another id
 
     async def take(self) -> Holding:
         """Take the run and its place. Raises RunBusy, ThreadBusy, RunElsewhere."""
         # 1. Look for the run: a new one, one to resume, or one that has ended.
         stored = await self._find()
+        self._is_continued = stored is not None and stored.key != self._info.id
         if stored is None:
             self._freeze()
+            if self._options.supersedes and (unfinished := await self._unfinished()) is not None:
+                self._replaced = unfinished.key
         elif not self._adopt(stored):
             return Holding(self._info, is_new=False)
         # 2. Only an expired lease frees a run whose owner may be alive. The store checks that in
@@ -90,7 +105,7 @@ class Start:
                 holding = await self._commit(stored, claim, is_held)
             except (EntryHeld, LeaseLost) as error:
                 refusal = error
-                if _is_held(error):
+                if _is_held(error) and not self._is_superseded(error):
                     break
                 continue  # the parent ended, or another run joined a free place: look again
             # 4. Check that the id is still unique; a crash before this check may leave two runs
@@ -105,8 +120,11 @@ class Start:
         info = self._info
         info.owner, info.status, info.step, info.ended_at = owner, RUNNING, None, None
         info.effect_seed = info.effect_seed or new_seed()
+        if info.trace is None:
+            info.trace = self._engine.events.begin_trace(info.thread, info.id, info.agent)
         info.budget = self._options.budget or info.budget
         now = moment(self._engine.runtime.now())
+        info.started_at = info.started_at or now
         info.attempts = attempts.begin(info.attempts, info.attempt, owner, now)
 
     def _freeze(self) -> None:
@@ -115,7 +133,7 @@ class Start:
         Raises Unencodable.
         """
         info, codec = self._info, self._engine.codec
-        info.started_at, info.attempts = moment(self._engine.runtime.now()), ()
+        info.attempts = ()
         for name in ("prompt", "attributes"):
             packed = codec.pack(getattr(info, name), f"run {info.id!r}.{name}")
             try:
@@ -134,7 +152,9 @@ class Start:
         else:
             self._is_untried = info.attempt == 0
         lease.end_dead_attempt(info)
-        self._leftovers = (*tickets.removed(stored, info), *timers.run_timer_removed(info))
+        rings = timers.run_timer_removed(info)
+        self._leftovers = (*tickets.removed(stored, info), *rings)
+        self._due = micros(info.waits.until) if rings and info.waits and info.waits.until else None
         # A run that waited for an answer continues the attempt that asked.
         self._is_attempt = info.status == RUNNING or info.waits is None or not info.waits.is_pause
         info.attempt += self._is_attempt
@@ -160,7 +180,7 @@ class Start:
         info.shares_place = claim is not None and claim.is_shared
         run = replace(lease.take_run(self._engine, info, stored), expect_lapsed=is_held)
         claim = claim or Claim()
-        entries = (run, *claim.entries, *self._leftovers)
+        entries = (run, *claim.entries, *self._leftovers, *await self._supersede())
         receipt = await self._begin(entries, claim.fence, is_new=stored is None)
         taken = receipt.entries if receipt.existing is None else await self._taken_before(entries)
         is_alone = bool(claim.entries) and not claim.is_shared
@@ -212,7 +232,49 @@ class Start:
         """Return the error that names who was faster."""
         if isinstance(error, LeaseLost):
             return ThreadBusy(self._key.id, self._info.namespace, self._info.parent, None)
+        if self._is_continued and error.kind == RUN:  # the caller did not ask for this run
+            held = lease.run_busy(self._engine.codec, error.key, _entry_of(error))
+            return ThreadBusy(
+                self._key.id, self._info.namespace, error.key, held.lease_expires_at, held.owner
+            )
         return lease.busy(self._engine.codec, self._info.namespace, error)
+
+    # What an earlier run has left unfinished
+
+    async def _unfinished(self) -> EntryRecord | None:
+        """Return the last run of this place, if it is of the same agent and has not ended."""
+        info = self._info
+        place = await lease.find(self._engine, self._key, LOCK, info.namespace)
+        if not info.exclusive or place is None or place.status == FREE:
+            return None
+        last = lease.Lock.unpack(self._engine.codec, place).run
+        stored = None if last is None else await lease.find(self._engine, self._key, RUN, last)
+        if stored is None or stored.status not in UNFINISHED:
+            return None
+        run = lease.unpack_or_tell(self._engine.codec, self._key, stored)
+        is_same = (run.agent, run.parent, run.namespace) == (info.agent, info.parent, info.namespace)
+        return stored if run.is_readable and is_same else None
+
+    def _is_same(self, stored: EntryRecord) -> bool:
+        """Tell whether a run has the prompt of this one, or this one has none."""
+        if self._info.prompt is None:
+            return True
+        codec = self._engine.codec
+        prompt = lease.unpack_run(codec, self._key, stored).prompt
+        return codec.pack(self._info.prompt, f"run {self._info.id!r}.prompt") == codec.pack(prompt)
+
+    async def _supersede(self) -> list[EntryRecord]:
+        """Return the entries that cancel the unfinished run that this one replaces."""
+        if self._replaced is None:
+            return []
+        stored = await lease.find(self._engine, self._key, RUN, self._replaced)
+        if stored is None or stored.status not in UNFINISHED:
+            return []
+        return await superseded(self._engine, self._key, stored, self._info.id)
+
+    def _is_superseded(self, error: EntryHeld | LeaseLost) -> bool:
+        """Tell whether the run to be replaced has changed: look again."""
+        return error.kind == RUN and error.key == self._replaced
 
     # The id is unique in the tenant
 
@@ -221,6 +283,11 @@ class Start:
 
         Raises RunElsewhere if the run is new and another thread has its id.
         """
+        if self._options.is_fresh:
+            return self._info._entry
+        if self._options.continues:
+            stored = await self._unfinished()
+            return stored if stored is not None and self._is_same(stored) else None
         if not self._options.is_named:
             return await lease.find(self._engine, self._key, RUN, self._info.id)
         entries = dict(await self._find_all())
@@ -273,7 +340,11 @@ class Start:
         if before.status == RUNNING:  # its process died, and that failure stays counted
             await self.release(holding)
         else:
-            await self._give_back(holding, self._ended(holding, before.body, before.status))
+            rings = [] if self._due is None else [self._timer(holding, self._due)]
+            await self._give_back(holding, self._ended(holding, before.body, before.status), also=rings)
+
+    def _timer(self, holding: Holding, due: int) -> EntryRecord:
+        return timers.timer(due, self._info.id, timers.OF_RUN, holding.epoch, holding.fence)
 
     async def release(self, holding: Holding) -> None:
         """Leave the run to recovery. Nothing was tried, so this does not count as an attempt."""
@@ -287,18 +358,25 @@ class Start:
             epoch=holding.epoch, fence=holding.fence, revision=holding.revision + 1,
         )  # fmt: skip
 
-    async def _give_back(self, holding: Holding, run: EntryRecord, removal: Removal | None = None) -> None:
+    async def _give_back(
+        self,
+        holding: Holding,
+        run: EntryRecord,
+        removal: Removal | None = None,
+        also: Sequence[EntryRecord] = (),
+    ) -> None:
         """Write the new record of the run and free its place, in one commit.
 
         The fence makes the store refuse it if another process owns the run by now.
         """
-        entries = [run]
+        entries = [run, *also]
         if run.status == RELEASED:
             now = self._engine.runtime.now()
-            entries = [*tickets.released(run, self._info.agent, self._info.priority, now)]
+            entries = [*tickets.released(self._engine.codec, run, tickets.Errand.of(self._info), now)]
         if holding.has_place:
+            place = LEFT if run.status in UNFINISHED else FREE
             free = EntryRecord(
-                LOCK, self._info.namespace, None, "free", epoch=holding.lock_epoch, fence=holding.fence
+                LOCK, self._info.namespace, None, place, epoch=holding.lock_epoch, fence=holding.fence
             )
             entries.append(replace(free, revision=holding.revision + 1))
         fence = Fence(RUN, self._info.id, holding.epoch, holding.fence)
@@ -313,3 +391,7 @@ def _is_held(error: EntryHeld | LeaseLost) -> bool:
         return False
     stored = error.stored
     return error.kind == RUN or not isinstance(stored, EntryRecord) or stored.status == RUNNING
+
+
+def _entry_of(error: EntryHeld) -> EntryRecord | None:
+    return error.stored if isinstance(error.stored, EntryRecord) else None

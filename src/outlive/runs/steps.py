@@ -317,9 +317,19 @@ class Ledger:
 
     async def _write(self, step: StepInfo, status: str, value: Any = None, error: str | None = None) -> None:
         """Store the outcome of a step. If that fails, the step is as it was."""
+        ended = 0 if status == STARTED and error is None else self._run._engine.runtime.now()
+        try:
+            await self._put(step, status, value, error, ended)
+        except BaseException:
+            if ended:
+                self._tell(STEP_END, step, _INTERRUPTED)  # its outcome is not stored
+            raise
+        if ended and self._run._engine.events.is_on:
+            self._tell(STEP_END, step, status if error is None else RAISED)
+
+    async def _put(self, step: StepInfo, status: str, value: Any, error: str | None, ended: int) -> None:
         codec, run = self._run._engine.codec, self._run
         where = f"step {step.name!r}"
-        ended = 0 if status == STARTED and error is None else run._engine.runtime.now()
         body = codec.pack(step.pack(value, error, ended), where)
         if len(body) > MAX_RESULT:
             raise BadArgument(
@@ -339,8 +349,6 @@ class Ledger:
         await run._write_entries(entry)
         step.status, step.value, step.error, step._ended = status, value, error, ended
         self._steps[place] = step
-        if ended and run._engine.events.is_on:
-            self._tell(STEP_END, step, status if error is None else RAISED)
 
 
 async def read_steps(engine: Engine, key: ThreadKey, run_id: str, seed: bytes) -> list[tuple[int, StepInfo]]:

@@ -8,15 +8,23 @@ Every commit that releases a run puts its ticket, and every commit that claims, 
 removes it. The `until` of a released run has the moment of its ticket, so that the commit knows its
 key. The run itself is the truth. A ticket that was left behind, by a failover for example, is
 harmless: a process that finds its run not released removes it (`drop`).
+
+The body of a ticket has what a worker asks before it claims: the place that the run will hold, and
+the version of the code that it belongs to. So it passes over runs that it cannot work on without a
+read of each.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from outlive.backend import WALL, Commit, EntryCursor, EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.entries import READY
-from outlive.errors import EntryHeld, well_formed
+from outlive.errors import Corrupt, DamagedEntry, EntryHeld, well_formed
+from outlive.format.codec import Codec
 from outlive.runs.lease import RELEASED, RunInfo
 from outlive.threads.engine import Engine
 
@@ -29,19 +37,46 @@ class Ticket:
 
     thread: ThreadKey
     run_id: str
+    agent: str | None
     priority: int
     ready_at: int  # microseconds since 1970, by the clock of the store
+    namespace: str | None  # that it will hold alone; None: it takes no place, or that of its parent
+    code_version: str | None
     entry: EntryRecord
 
     @property
-    def cursor(self) -> EntryCursor:
-        """Where a listing continues after this ticket."""
-        return (self.entry.key, self.thread.digest)
+    def turn(self) -> tuple[int, int, str]:
+        """Sort tickets of several agents in the order of claiming."""
+        return (-self.priority, self.ready_at, self.run_id)
 
 
-def released(run: EntryRecord, agent: str | None, priority: int, now: int) -> tuple[EntryRecord, EntryRecord]:
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What a ticket says about its run."""
+
+    agent: str | None
+    priority: int
+    namespace: str | None
+    code_version: str | None
+
+    @classmethod
+    def of(cls, run: RunInfo) -> Errand:
+        is_alone = run.exclusive and run.parent is None
+        return cls(run.agent, run.priority, run.namespace if is_alone else None, run.code_version)
+
+    @classmethod
+    def stored(cls, fields: Mapping[str, Any]) -> Errand:
+        """Return the errand of a run from the fields of its stored body."""
+        is_alone = fields["exclusive"] and fields["parent"] is None
+        place = fields["namespace"] if is_alone else None
+        return cls(fields["agent"], fields["priority"], place, fields["code_version"])
+
+
+def released(codec: Codec, run: EntryRecord, errand: Errand, now: int) -> tuple[EntryRecord, EntryRecord]:
     """Return the entry of a run that is released by a commit, and its ticket."""
-    ticket = EntryRecord(READY, _key(agent, priority, now, run.key), epoch=run.epoch, fence=run.fence)
+    key = _key(errand.agent, errand.priority, now, run.key)
+    body = codec.pack([errand.namespace, errand.code_version])
+    ticket = EntryRecord(READY, key, body, epoch=run.epoch, fence=run.fence)
     return replace(run, status=RELEASED, until=now, clock=WALL, lease_s=None), ticket
 
 
@@ -52,12 +87,54 @@ def removed(stored: EntryRecord | None, run: RunInfo) -> tuple[EntryRecord, ...]
     return (EntryRecord(READY, _key(run.agent, run.priority, stored.until, run.id), gone=True),)
 
 
+@dataclass(frozen=True, slots=True)
+class TicketPage:
+    """Some tickets of an agent, and where the next page begins; None: there are no more."""
+
+    tickets: list[Ticket]
+    after: EntryCursor | None
+
+
 async def list_ready(
     engine: Engine, tenant: str, agent: str | None, *, limit: int, after: EntryCursor | None = None
-) -> list[Ticket]:
-    """Return the next tickets of an agent, in the order in which they are to be claimed."""
+) -> TicketPage:
+    """Return the next tickets of an agent, in the order of claiming. A damaged one hides no other."""
     query = EntryQuery(tenant, READY, prefix=_prefix(agent), after=after, limit=limit)
-    return [_ticket(thread, entry, agent) for thread, entry in await engine.backend.entries(query)]
+    try:
+        rows = await engine.backend.entries(query)
+    except DamagedEntry as error:
+        if limit > 1:  # smaller pages return the tickets before it
+            return await list_ready(engine, tenant, agent, limit=1, after=after)
+        return TicketPage([], (error.key, ThreadKey.of(tenant, error.thread or "").digest))
+    tickets: list[Ticket] = []
+    for thread, entry in rows:
+        with contextlib.suppress(Corrupt):
+            tickets.append(_ticket(engine.codec, thread, entry, agent))
+    last = (rows[-1][1].key, rows[-1][0].digest) if len(rows) == limit else None
+    return TicketPage(tickets, last)
+
+
+async def list_agents(engine: Engine, tenant: str, limit: int) -> list[str | None]:
+    """Return the agents that have tickets: one read of one ticket for each."""
+    agents: list[str | None] = []
+    after: EntryCursor | None = None
+    while len(agents) < limit:
+        try:
+            page = await engine.backend.entries(EntryQuery(tenant, READY, after=after, limit=1))
+        except DamagedEntry as error:
+            after = (error.key, ThreadKey.of(tenant, error.thread or "").digest)
+            continue
+        if not page:
+            break
+        thread, entry = page[0]
+        try:
+            agent = _agent(thread, entry)
+        except Corrupt:  # a damaged ticket hides no other
+            after = (entry.key, thread.digest)
+            continue
+        agents.append(agent)
+        after = (f"{_prefix(agent)}:", b"")  # after all of this agent: what follows there is a digit
+    return agents
 
 
 async def drop(engine: Engine, ticket: Ticket) -> None:
@@ -78,7 +155,21 @@ def _key(agent: str | None, priority: int, now: int, run_id: str) -> str:
     return f"{_prefix(agent)}{MAX_PRIORITY - priority:03d}{now:020d}\n{run_id}"
 
 
-def _ticket(thread: ThreadKey, entry: EntryRecord, agent: str | None) -> Ticket:
+def _ticket(codec: Codec, thread: ThreadKey, entry: EntryRecord, agent: str | None) -> Ticket:
     rest = entry.key[len(_prefix(agent)) :]
     with well_formed(f"ticket {entry.key!r:.100}", thread.id):
-        return Ticket(thread, rest[24:], MAX_PRIORITY - int(rest[:3]), int(rest[3:23]), entry)
+        namespace, code_version = codec.unpack(entry.body or b"")
+        if not isinstance(namespace, str | None) or not isinstance(code_version, str | None):
+            raise TypeError("a namespace and a version must be text")
+        priority, ready_at = MAX_PRIORITY - int(rest[:3]), int(rest[3:23])
+        return Ticket(thread, rest[24:], agent, priority, ready_at, namespace, code_version, entry)
+
+
+def _agent(thread: ThreadKey, entry: EntryRecord) -> str | None:
+    """Return the agent of a ticket."""
+    length, _, rest = entry.key.partition(":")
+    if entry.key.startswith(_prefix(None)):
+        return None
+    if not (length.isascii() and length.isdigit() and len(length) < 6) or rest[int(length) :][:1] != "\n":
+        raise Corrupt(f"ticket {entry.key!r:.100} has no valid key", thread=thread.id)
+    return rest[: int(length)]

@@ -106,9 +106,15 @@ class Suspendable(Protocol):
     def _is_suspended(self) -> bool: ...
     def _check_live(self) -> None: ...
     async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
-    async def _suspend(self, waiting: Waiting, entries: Sequence[EntryRecord]) -> None: ...
+    async def _suspend(
+        self, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str] = ()
+    ) -> None: ...
     async def _suspend_also(
-        self, waiting: Waiting | None, entries: Sequence[EntryRecord], now: int
+        self,
+        waiting: Waiting | None,
+        entries: Sequence[EntryRecord],
+        now: int,
+        questions: Sequence[str] = (),
     ) -> bool: ...
 
 
@@ -269,7 +275,7 @@ class Waits:
                 # 2. The run is suspended by another branch: its record gets this group too.
                 if run._is_suspended:
                     waiting = None if is_met else _waiting([group], entries, now)
-                    if await run._suspend_also(waiting, entries, now):
+                    if await run._suspend_also(waiting, entries, now, self._unanswered(asked)):
                         break
                     continue
                 # 3. All that is needed is there. (An early answer is bound to its question.)
@@ -289,7 +295,9 @@ class Waits:
                 #    before this commit leaves a run that died and asks again; a crash after it
                 #    leaves one that waits.
                 groups, others = self._others_waiting(group, now)
-                await run._suspend(_waiting([group, *groups], [*entries, *others], now), [*entries, *others])
+                entries += others
+                waiting = _waiting([group, *groups], entries, now)
+                await run._suspend(waiting, entries, self._unanswered(asked))
                 break
             except EntryHeld as error:
                 if error.kind != WAIT:
@@ -368,6 +376,10 @@ class Waits:
         ]
         groups = dict.fromkeys(Group(wait.group, wait.mode) for wait in waits)
         return list(groups), [entry for wait in waits for entry in self._asking(wait)]
+
+    def _unanswered(self, asked: Sequence[_Asked]) -> list[str]:
+        """Return the names of the questions and events that the run waits for from now on."""
+        return [each.name for each in asked if each.type != SLEEP and not self._has_answer(each)]
 
     # Entries
 

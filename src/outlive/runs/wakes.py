@@ -54,16 +54,16 @@ def tell(engine: Engine, key: ThreadKey, entries: Iterable[EntryRecord]) -> None
 class _Parked:
     """A run that waits, as far as it must be read to wake it."""
 
-    def __init__(self, run: EntryRecord, waiting: Waiting, agent: str | None, priority: int) -> None:
+    def __init__(self, codec: Codec, run: EntryRecord, waiting: Waiting, errand: tickets.Errand) -> None:
+        self._codec = codec
         self._run = run
-        self._agent = agent
-        self._priority = priority
+        self._errand = errand
         self.waiting = waiting
 
     def release(self, now: int) -> list[EntryRecord]:
         run = self._run
         entry = EntryRecord(RUN, run.key, None, epoch=run.epoch, fence=NEXT, expect=run.rank)
-        return list(tickets.released(entry, self._agent, self._priority, now))
+        return list(tickets.released(self._codec, entry, self._errand, now))
 
 
 def _parked(codec: Codec, key: ThreadKey, run: EntryRecord) -> _Parked | None:
@@ -74,4 +74,4 @@ def _parked(codec: Codec, key: ThreadKey, run: EntryRecord) -> _Parked | None:
         waiting = Waiting.unpack(fields["waits"])
         if not isinstance(waiting.since, dt.datetime):
             raise TypeError("a moment must be a datetime")
-        return _Parked(run, waiting, fields["agent"], fields["priority"])
+        return _Parked(codec, run, waiting, tickets.Errand.stored(fields))

@@ -1,51 +1,366 @@
-"""A loop that recovers dead runs until it is stopped."""
+"""A worker: claims runs from the queue, fires timers and recovers dead runs, until it is stopped.
+
+One loop looks and hands out; `concurrency` hands work, threads of a sync store or tasks of an async
+one. The loop never claims more runs than it has free hands, so that nothing waits in a worker while
+another is idle. It looks
+
+- when work was stored (`Backend.watch`): notified by PostgreSQL and Redis, and otherwise noticed by
+  polling,
+- when a hand becomes free,
+- when the next timer is due, or a busy place or agent may be tried again,
+- every `interval_s`, with jitter, for dead runs, and for what a watch has missed.
+
+A watch waits in a thread or task of its own and rings the bell of the loop. The loop takes a new
+bell before it looks, so what is stored during a look rings the next one.
+
+`stop()` and `drain()` end the loop. `drain()`, also by SIGTERM, gives back the runs that have not
+ended after `grace_s`: a task is cancelled, which releases its run. A thread cannot be ended, so its
+run is released under it, and the next write of the thread is refused.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import random
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from outlive.errors import StoreError
-from outlive.runs.recovery import Recovered
-from outlive.runtime.runtime import Runtime
+from outlive.backend import ThreadKey, Watch
+from outlive.errors import Corrupt, OutliveError, StoreClosed, StoreError
+from outlive.runs import tickets
+from outlive.runs.lease import RELEASED, RUN, RunInfo, find, unpack_or_tell
+from outlive.runs.lock import AsyncLock
+from outlive.runs.queue import Place, Queue, place_of
+from outlive.runs.recovery import Outcome, Recovered, Recovery, find_dead
+from outlive.runs.sigterm import terminator
+from outlive.runs.slots import Slots
+from outlive.runs.store_clock import store_now
+from outlive.runs.tickets import Ticket
+from outlive.runs.timers import fire_due
+from outlive.runs.worker_record import WorkerRecord, remove_dead
+from outlive.runtime.runtime import Deadline, Hand
+from outlive.threads.engine import Engine
 
-_LONGEST_S = 60.0
+_LONGEST_S = 60.0  # between looks while the store cannot be reached
+_FULL_S = 0.25  # between looks while an agent has no free slot
+_WATCH_S = 0.25  # the longest wait of a watch: so long may `run()` take to return
+_GIVE_BACK_S = 5.0  # for tasks that were cancelled to end
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How a worker works."""
+
+    concurrency: int
+    interval_s: float
+    grace_s: float
+
+
+class LeaseHolders(Protocol):
+    """Where leases are renewed."""
+
+    def add(self, run: WorkerRecord) -> None: ...
+    def discard(self, run: WorkerRecord) -> None: ...
 
 
 class AsyncWorker:
-    """Made by `store.worker(handlers)`. `run()` returns after `stop()`, or when its task is cancelled."""
+    """Made by `store.worker(handlers)`. `run()` returns after `stop()` or `drain()`, or when its task is cancelled."""
 
     def __init__(
         self,
-        runtime: Runtime,
-        recover: Callable[[], Awaitable[Recovered]],
-        interval_s: float,
+        engine: Engine,
+        tenant: str,
+        recovery: Recovery,
+        queue: Queue,
+        slots: Slots,
+        record: WorkerRecord,
+        heart: LeaseHolders,
+        options: WorkerOptions,
+        refuses: Callable[[], bool],
         on_report: Callable[[Recovered], None] | None,
     ) -> None:
-        self._recover = recover
-        self._interval_s = interval_s
+        self._engine = engine
+        self._tenant = tenant
+        self._recovery = recovery
+        self._queue = queue
+        self._slots = slots
+        self._record = record
+        self._heart = heart
+        self._options = options
+        self._refuses = refuses
         self._on_report = on_report
-        self._bell = runtime.bell()
+        self._bell = engine.runtime.bell()
+        self._jobs: set[_Job] = set()
+        record.count_busy = lambda: len(self._jobs)
+        self._places: set[Place] = set()
+        self._full: set[str | None] = set()
+        self._dead: list[tuple[ThreadKey, RunInfo]] = []  # the next one last
+        self._dead_at = 0.0  # when to look for dead runs again
+        self._timer_at: float | None = None  # when the next timer is due
+        self._failures = 0
+        self._is_ending = self._is_over = False
+        self._give_back_at: float | None = None  # set by drain()
 
     def __repr__(self) -> str:
-        state = "stopped" if self._bell.is_set() else f"every {self._interval_s:g} s"
-        return f"<{type(self).__name__} {state}>"
+        state = "ending" if self._is_ending else f"{self.busy} of {self._options.concurrency} hands busy"
+        return f"<{type(self).__name__} {self.id} {state}>"
+
+    @property
+    def id(self) -> str:
+        """The id of this worker, as `store.workers()` shows it."""
+        return self._record.id
+
+    @property
+    def busy(self) -> int:
+        """The number of runs that it works on."""
+        return len(self._jobs)
 
     async def run(self) -> None:
-        """Recover dead runs, wait, and repeat, until `stop()` is called. While the store cannot be reached, the pauses grow."""
-        failures = 0
-        while not self._bell.is_set():
-            try:
-                report = await self._recover()
-            except StoreError:
-                failures += 1
-            else:
-                failures = 0
-                if self._on_report is not None:
-                    self._on_report(report)
-            pause_s = min(_LONGEST_S, self._interval_s * 2**failures)
-            await self._bell.wait(pause_s * random.uniform(0.8, 1.2))
+        """Work until `stop()` or `drain()` is called. While the store cannot be reached, the pauses grow.
+
+        In the main thread, SIGTERM drains it, unless the program has a signal handler of its own.
+        """
+        terminator.add_drain(id(self), self.drain)
+        watching = self._engine.runtime.spawn("outlive-watch", self._watch)
+        self._heart.add(self._record)
+        try:
+            await self._loop()
+            await self._finish()
+        except BaseException:  # Ctrl-C, or the task is cancelled
+            self._is_ending = True
+            await self._engine.runtime.shielded(self._give_back())
+            raise
+        finally:
+            self._is_over = True
+            self._heart.discard(self._record)
+            terminator.discard(id(self))
+            await self._engine.runtime.shielded(self._record.remove())
+            await watching.wait()
+        self._report()
 
     def stop(self) -> None:
-        """Make `run()` return after the runs that it is resuming."""
+        """Make `run()` return after the runs that it is working on. From any thread."""
+        self._is_ending = True
         self._bell.set()
+
+    def drain(self, grace_s: float | None = None) -> None:
+        """Claim no more runs, and make `run()` return: after `grace_s` the runs that have not ended are given back.
+
+        Without `grace_s`, that of the worker. From any thread, and from a signal handler.
+        """
+        self._give_back_at = time.monotonic() + (self._options.grace_s if grace_s is None else grace_s)
+        self.stop()
+
+    # Looking
+
+    async def _watch(self) -> None:
+        watch: Watch | None = None
+        try:
+            while not self._is_over:
+                try:
+                    watch = watch or await self._engine.backend.watch(self._tenant)
+                    is_woken = await watch.wait(_WATCH_S)
+                except StoreClosed:
+                    break
+                except OutliveError:  # the loop meets the same error, and waits longer
+                    await self._engine.runtime.sleep(_WATCH_S)
+                    continue
+                if is_woken:
+                    self._queue.is_stale, self._timer_at = True, 0.0
+                    self._bell.set()
+        finally:
+            if watch is not None:
+                await watch.close()
+
+    async def _loop(self) -> None:
+        while not self._is_ending:
+            self._bell = self._engine.runtime.bell()
+            if self._is_ending:  # by stop(), which rang the bell before
+                break
+            try:
+                await self._look()
+            except StoreError:
+                self._failures += 1
+            await self._bell.wait(self._pause_s())
+
+    async def _look(self) -> None:
+        """Hand out what there is to do, as far as hands are free."""
+        self._recovery.refuses_all = self._refuses()
+        now = time.monotonic()
+        is_due = now >= self._dead_at
+        if not self._recovery.refuses_all and (is_due or self._is_timer_due(now)):
+            with contextlib.suppress(Corrupt):  # a damaged timer must not stop the queue; `verify` reports it
+                await self._fire_timers()
+        if is_due:
+            with contextlib.suppress(Corrupt):
+                await self._find_dead()
+            self._dead_at = now + self._options.interval_s * random.uniform(0.8, 1.2)
+        self._full.clear()
+        while self.busy < self._options.concurrency and not self._is_ending:
+            if not await self._hand_out():
+                break
+        self._failures = 0
+
+    def _is_timer_due(self, now: float) -> bool:
+        return self._timer_at is not None and now >= self._timer_at
+
+    async def _fire_timers(self) -> None:
+        self._timer_at = None  # before the listing: what is stored during it sets it again
+        fired = await fire_due(self._engine, self._tenant)
+        if fired.next_at is not None:
+            left_s = (fired.next_at - await store_now(self._engine)) / 1e6
+            self._timer_at = time.monotonic() + max(0.0, left_s)
+        if fired.count:
+            self._queue.is_stale = True
+
+    async def _find_dead(self) -> None:
+        self._report()
+        await self._record.store()
+        await remove_dead(self._engine, self._tenant)
+        found = find_dead(self._engine, self._tenant, self._recovery.report.waiting)
+        self._dead = [item async for item in found][::-1]
+
+    def _report(self) -> None:
+        report, self._recovery.report = self._recovery.report, Recovered()
+        if self._on_report is not None:
+            self._on_report(report)
+
+    def _pause_s(self) -> float:
+        """Return how long to wait for the bell."""
+        if self._failures:
+            pause_s = self._options.interval_s * 2.0 ** min(self._failures, 30)
+            return min(_LONGEST_S, pause_s) * random.uniform(0.8, 1.2)
+        now = time.monotonic()
+        moments = [self._dead_at - now]
+        if self.busy < self._options.concurrency:
+            if self._full:
+                moments.append(_FULL_S * random.uniform(0.5, 1.0))
+            if (next_s := self._queue.next_s()) is not None:
+                moments.append(next_s)
+        if self._timer_at is not None:
+            moments.append(self._timer_at - now)
+        return max(0.001, min(moments))
+
+    # Handing out
+
+    async def _hand_out(self) -> bool:
+        """Give a free hand something to do; False: there is nothing now."""
+        return await self._hand_out_dead() or (
+            not self._recovery.refuses_all and await self._hand_out_ready()
+        )
+
+    async def _hand_out_dead(self) -> bool:
+        for at in reversed(range(len(self._dead))):
+            key, info = self._dead[at]
+            slots = await self._take_slots(info.agent)
+            if slots is None:
+                continue
+            del self._dead[at]
+            self._start(functools.partial(self._recovery.take, key, info), _place(key, info), slots)
+            return True
+        return False
+
+    async def _hand_out_ready(self) -> bool:
+        while True:
+            free = self._options.concurrency - self.busy
+            ticket = await self._queue.take(self._places, free, self._full)
+            if ticket is None:
+                return False
+            slots = await self._take_slots(ticket.agent)
+            if slots is not None:
+                self._start(functools.partial(self._claim, ticket), place_of(ticket), slots)
+                return True
+
+    async def _take_slots(self, agent: str | None) -> list[AsyncLock] | None:
+        if agent in self._full:
+            return None
+        slots = await self._slots.take(agent)
+        if slots is None:
+            self._full.add(agent)
+        return slots
+
+    def _start(
+        self, work: Callable[[], Coroutine[Any, Any, Any]], place: Place | None, slots: Sequence[AsyncLock]
+    ) -> None:
+        if place in self._places:  # the store refuses the claim; the place is noted by the other hand
+            place = None
+        job = _Job(place)
+        self._jobs.add(job)
+        if place is not None:
+            self._places.add(place)
+
+        async def working() -> None:
+            try:
+                with contextlib.suppress(StoreError):  # the loop meets the same error, and waits longer
+                    await work()
+            finally:
+                await self._engine.runtime.shielded(self._slots.free(slots))
+                self._end(job)
+
+        job.hand = self._engine.runtime.hand("outlive-worker", working)
+
+    def _end(self, job: _Job) -> None:
+        if job.place is not None:
+            self._places.discard(job.place)
+        self._jobs.discard(job)
+        self._bell.set()
+
+    async def _claim(self, ticket: Ticket) -> None:
+        """Claim a run from the queue and call its handler."""
+        engine, queue = self._engine, self._queue
+        stored = await find(engine, ticket.thread, RUN, ticket.run_id)
+        if stored is None or stored.status != RELEASED:
+            await tickets.drop(engine, ticket)  # another worker has it, or it has ended
+            return
+        outcome: Outcome = "skipped"
+        try:
+            info = unpack_or_tell(engine.codec, ticket.thread, stored)
+            outcome = await self._recovery.take(ticket.thread, info, is_fresh=True)
+        finally:
+            place = place_of(ticket)
+            if outcome == "busy":
+                queue.refused(ticket)
+            elif outcome != "worked":
+                queue.avoid(ticket.run_id, self._options.interval_s)
+            elif place is not None:
+                queue.left(place)
+
+    # Ending
+
+    async def _finish(self) -> None:
+        """Wait for the runs that are worked on; give back those that a drain does not wait for."""
+        self._record.is_draining = True
+        with contextlib.suppress(StoreError):
+            await self._record.store()
+        while self._jobs:
+            self._bell = self._engine.runtime.bell()
+            left_s = _LONGEST_S if self._give_back_at is None else self._give_back_at - time.monotonic()
+            if left_s <= 0:
+                await self._give_back()
+                return
+            if self._jobs:  # else the last one rang the bell before
+                await self._bell.wait(left_s)
+
+    async def _give_back(self) -> None:
+        """Release the runs that are worked on. Tasks end by that; threads are not waited for."""
+        hands = [job.hand for job in list(self._jobs) if job.hand is not None]
+        tasks = [hand for hand in hands if hand.cancel()]
+        deadline = Deadline(_GIVE_BACK_S)
+        for task in tasks:
+            await task.wait(deadline.remaining_s())
+        await self._recovery.release_all()
+
+
+class _Job:
+    """What a hand does."""
+
+    def __init__(self, place: Place | None) -> None:
+        self.place = place
+        self.hand: Hand | None = None
+
+
+def _place(key: ThreadKey, run: RunInfo) -> Place | None:
+    return (key.digest, run.namespace) if run.exclusive and run.parent is None else None

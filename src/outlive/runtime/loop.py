@@ -22,7 +22,16 @@ from typing import Any, TypeVar
 
 from outlive.errors import WrongLoop
 from outlive.runtime.fork import reset_in_child
-from outlive.runtime.runtime import Signal, SyncRuntime, Task, Ticker, Work, call_in_thread, warn_of_failure
+from outlive.runtime.runtime import (
+    Hand,
+    Signal,
+    SyncRuntime,
+    Task,
+    Ticker,
+    Work,
+    call_in_thread,
+    warn_of_failure,
+)
 
 T = TypeVar("T")
 
@@ -118,6 +127,10 @@ class _LoopTask:
             await asyncio.wait([self._task], timeout=timeout_s)
         # otherwise it ended with its loop
 
+    def cancel(self) -> bool:
+        self._task.cancel()
+        return True
+
     def has_ended(self) -> bool:
         return self._task.done() or self._task.get_loop() is not asyncio.get_running_loop()
 
@@ -151,12 +164,13 @@ class _LoopTicker:
 class _LoopBell:
     def __init__(self) -> None:
         self._has_rung = False
-        self._events: set[asyncio.Event] = set()  # one for each that waits
+        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()  # one for each that waits
 
     def set(self) -> None:
         self._has_rung = True
-        for event in list(self._events):
-            event.set()
+        for loop, event in list(self._waiters):
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits there
+                loop.call_soon_threadsafe(event.set)
 
     def is_set(self) -> bool:
         return self._has_rung
@@ -164,15 +178,17 @@ class _LoopBell:
     async def wait(self, timeout_s: float) -> None:
         if self._has_rung:
             return
-        event = asyncio.Event()
-        self._events.add(event)
+        waiter = (asyncio.get_running_loop(), asyncio.Event())
+        self._waiters.add(waiter)
+        if self._has_rung:  # another thread rang before it could see who waits
+            waiter[1].set()
         try:
             async with asyncio.timeout(timeout_s):
-                await event.wait()
+                await waiter[1].wait()
         except TimeoutError:
             pass
         finally:
-            self._events.discard(event)
+            self._waiters.discard(waiter)
 
 
 class _LoopMutex:
@@ -223,6 +239,12 @@ class AsyncRuntime(SyncRuntime):
 
     def spawn(self, name: str, work: Work) -> Task:
         return _LoopTask(self.home, name, work)
+
+    def hand(self, name: str, work: Work) -> Hand:
+        return _LoopTask(self.home, name, work)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(call_in_thread(function))
 
     def tick(self, name: str, interval_s: float, work: Work) -> Ticker:
         return _LoopTicker(self.home, name, interval_s, work)

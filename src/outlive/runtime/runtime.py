@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 T = TypeVar("T")
-Work = Callable[[], Coroutine[Any, Any, None]]
+Work = Callable[[], Coroutine[Any, Any, object]]
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -71,10 +71,21 @@ class Task(Protocol):
         ...
 
 
+class Hand(Task, Protocol):
+    """Work of a caller that does not keep the process alive."""
+
+    def cancel(self) -> bool:
+        """End the work if it is a task; False: it is a thread, which nothing can end."""
+        ...
+
+
 class Signal(Protocol):
     """Something that can be waited for."""
 
-    def set(self) -> None: ...
+    def set(self) -> None:
+        """Wake those who wait; from any thread, and from a signal handler."""
+        ...
+
     def is_set(self) -> bool: ...
     async def wait(self, timeout_s: float) -> None: ...
 
@@ -102,6 +113,14 @@ class Runtime(Protocol):
 
     def spawn(self, name: str, work: Work) -> Task:
         """Start `work` in the background. Threads and tasks get the name."""
+        ...
+
+    def hand(self, name: str, work: Work) -> Hand:
+        """Start `work` in a thread or a task, for a caller that keeps track of it."""
+        ...
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Call a function that may block: in a thread where there is an event loop."""
         ...
 
     def tick(self, name: str, interval_s: float, work: Work) -> Ticker:
@@ -162,9 +181,12 @@ def warn_of_failure(name: str, error: Exception) -> None:
 
 
 class _ThreadTask:
-    def __init__(self, name: str, work: Work) -> None:
-        self._thread = threading.Thread(target=lambda: run_now(work()), name=name, daemon=False)
+    def __init__(self, name: str, work: Work, *, daemon: bool = False) -> None:
+        self._thread = threading.Thread(target=lambda: run_now(work()), name=name, daemon=daemon)
         self._thread.start()
+
+    def cancel(self) -> bool:
+        return False
 
     async def wait(self, timeout_s: float | None = None) -> None:
         self._thread.join(timeout_s)
@@ -274,6 +296,12 @@ class SyncRuntime:
 
     def spawn(self, name: str, work: Work) -> Task:
         return _ThreadTask(name, work)
+
+    def hand(self, name: str, work: Work) -> Hand:
+        return _ThreadTask(name, work, daemon=True)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        return function()
 
     def tick(self, name: str, interval_s: float, work: Work) -> Ticker:
         return _ThreadTicker(name, interval_s, work)

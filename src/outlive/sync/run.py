@@ -140,7 +140,7 @@ class Run(SyncContext):
         return run_now(self._run.save(state, iteration=iteration, phase=phase, usage=usage, **options))
 
     def flush(self) -> None:
-        """Store a save that was held back, and wait for those in the background."""
+        """Store a save that was held back and what was emitted, and wait for saves in the background."""
         run_now(self._run.flush())
 
     @overload
@@ -202,6 +202,17 @@ class Run(SyncContext):
         Stores nothing. Raises LeaseLost if this process knows that it has lost the run.
         """
         self._run.alive()
+
+    def emit(self, chunk: Any) -> None:
+        """Emit a piece of output for clients that follow the run: `run.emit({"text": "Lis"})`.
+
+        Any value that a state may hold, up to 1 MiB. It is stored with the next save, step or end of the run, or
+        after a fifth of a second, or when 64 KiB wait; `run.flush()` stores it at once. A crash loses what is not
+        stored. A run keeps the newest 16 MiB of its chunks. `store.follow(run.id)` reads them.
+
+        Raises Unencodable, BadArgument for a chunk that is too large, and LeaseLost.
+        """
+        run_now(self._run.emit(chunk))
 
     @overload
     def ask(

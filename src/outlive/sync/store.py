@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 from outlive.arguments import check_handlers
 from outlive.runs.budget import Budget
 from outlive.runs.lease import RunInfo
-from outlive.runs.options import RunOptions
+from outlive.runs.options import RunOptions, SubmitOptions
 from outlive.runtime.runtime import run_now
 from outlive.runtime.wrong_mode import SyncContext
 from outlive.store import AsyncStore, Progress
@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
     from outlive.runs.step_record import StepInfo
+    from outlive.runs.stream_entry import StreamChunk
+    from outlive.runs.worker_record import WorkerInfo
 
 
 Handler = Callable[[Run], Any]
@@ -87,12 +89,14 @@ class Store(SyncContext):
     def run(self, thread_id: str, **options: Unpack[RunOptions]) -> Run:
         """Return a run on a thread: `with store.run("trip", agent="planner") as run`.
 
-        With the id of a released run, or of one whose process died, it continues that run. With the id of a
-        run that has ended, `run.is_finished` is true and `run.result` is its result.
+        Executed again after its process was killed, it continues the run: the same id, the next attempt. So it
+        does with a run of this thread, namespace, agent and prompt that was released, or that waits.
 
-        run_id:        the id of the run (default: a new one)
+        run_id:        the id of the run (default: that of the unfinished run, or a new one). With the id of a run
+                       that has ended, `run.is_finished` is true and `run.result` is its result.
+        new:           do not continue an unfinished run: cancel it, and start another one
         namespace:     the namespace of the thread that it works in; each can have a run of its own
-        agent:         which handler of `store.recover` resumes it
+        agent:         which handler of a worker or `store.recover` resumes it
         prompt:        any value, stored with the run: what its handler needs to start again
         attributes:    stored with the run, for `store.runs(attributes=...)`
         parent:        the run that started this one
@@ -114,6 +118,22 @@ class Store(SyncContext):
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
         """
         return Run(self._store.run(thread_id, **options))
+
+    def submit(
+        self, thread_id: str, *, not_before: dt.datetime | None = None, **options: Unpack[SubmitOptions]
+    ) -> RunInfo:
+        """Store a run for workers: `store.submit("trip", agent="planner", prompt={"to": "Lisbon"})`.
+
+        One commit stores it, and a worker with a handler for its agent claims it. Of the runs of an agent, those
+        with the greatest `priority` come first, then those that were submitted first. Runs of one thread and
+        namespace follow each other.
+
+        run_id:      submitted again under this id, nothing changes and the stored run is returned
+        not_before:  a datetime with a time zone: its status is "waiting" until then
+
+        The other options are those of `store.run`. Raises RunElsewhere if another thread has a run with this id.
+        """
+        return run_now(self._store.submit(thread_id, not_before=not_before, **options))
 
     def runs(
         self,
@@ -160,6 +180,31 @@ class Store(SyncContext):
         `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
         """
         return run_now(self._store.responses(run_id, thread=thread))
+
+    def follow(
+        self,
+        run_id: str,
+        *,
+        after: str | None = None,
+        wait: bool = True,
+        idle_s: float | None = None,
+        thread: str | None = None,
+    ) -> Iterator[StreamChunk]:
+        """Iterate over what a run emitted, and over what it emits from now on: `for chunk in store.follow(run_id)`.
+
+        It ends when the run has ended and everything was delivered. While the run waits, or nothing works on it, it
+        waits too. After a disconnect, pass the `cursor` of the last chunk as `after`: it continues after that one,
+        from any process, also after a failover.
+
+        after:   the cursor to continue after (default: from the oldest chunk that is kept)
+        wait:    False: only what is stored now
+        idle_s:  end when nothing came for so long (default: wait)
+        thread:  the thread of the run, if several have a run of this id
+
+        A chunk has its `attempt`: a later attempt may repeat what an earlier one emitted. Raises RunMissing, AmbiguousRun,
+        BadArgument for a cursor that is none, and StoreError when the store cannot be reached.
+        """
+        return each(self._store.follow(run_id, after=after, wait=wait, idle_s=idle_s, thread=thread))
 
     def retry(
         self,
@@ -244,14 +289,26 @@ class Store(SyncContext):
         *,
         concurrency: int = 8,
         interval_s: float = 5.0,
+        limits: Mapping[str | None, int] | None = None,
+        limit_tenant: int | None = None,
+        grace_s: float = 20.0,
         policy: Policy = "resume",
         code_version: str | None = None,
         after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> Worker:
-        """Return a loop that recovers dead runs until it is stopped: `store.worker(handlers).run()`.
+        """Return a worker, which claims submitted, woken and dead runs: `store.worker(handlers).run()`.
 
-        Its options are those of `recover`. `interval_s` is the time between two passes; `on_report` gets each report.
+        handlers:      maps an agent, or "*" for all others, to a function that is called with its run. Plain
+                       functions are called in threads.
+        concurrency:   how many runs it works on at a time
+        interval_s:    how often it looks for dead runs; submitted and woken runs are noticed at once
+        limits:        how many runs of an agent all workers of this store together work on: `{"planner": 2}`
+        limit_tenant:  the same for all agents together
+        grace_s:       after SIGTERM or `drain()`, how long it waits for its runs before it gives them back
+        on_report:     gets a report of what was done since the last one, every `interval_s`
+
+        The other options are those of `recover`. Workers should agree on limits: each keeps to its own.
         """
         wrapped = {agent: _with_sync_run(handler) for agent, handler in check_handlers(handlers).items()}
         return Worker(
@@ -259,12 +316,19 @@ class Store(SyncContext):
                 wrapped,
                 concurrency=concurrency,
                 interval_s=interval_s,
+                limits=limits,
+                limit_tenant=limit_tenant,
+                grace_s=grace_s,
                 policy=policy,
                 code_version=code_version,
                 after_failover=after_failover,
                 on_report=on_report,
             )
         )
+
+    def workers(self) -> Iterator[WorkerInfo]:
+        """Iterate over the living workers of this tenant: `for worker in store.workers()`."""
+        return each(self._store.workers())
 
     def recover(
         self,

@@ -46,6 +46,12 @@ class Interposed:
         """
         self._after[method].append(hook)
 
+    def forget(self) -> None:
+        """Forget all hooks that have not acted."""
+        self._before.clear()
+        self._after.clear()
+        self._at_call = None
+
     def before_call(self, number: int, hook: Hook) -> None:
         """Call `hook()` before one of the next calls of any method: 0 is the very next."""
         self._at_call = (len(self.calls) + number, hook)

@@ -260,8 +260,8 @@ class _Awaited:
             return member
         if name in ("thread", "run", "lock"):
             return lambda *args, **options: _Awaited(member(*args, **options))
-        if name in ("history", "threads", "runs", "recoverable", "questions"):
-            return lambda **options: _each(member(**options))
+        if name in ("history", "threads", "runs", "recoverable", "questions", "follow", "workers"):
+            return lambda *args, **options: _each(member(*args, **options))
         if name == "step":
             return lambda *args, **options: _step(member, *args, **options)
 

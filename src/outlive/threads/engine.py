@@ -78,6 +78,7 @@ class Draft:
     interrupts: tuple[Any, ...] = ()
     needs_parent: bool = False
     timeout_s: float | None = None
+    is_repeated: bool = False  # set by the save: its checkpoint was stored before, and nothing is new
 
 
 @dataclass(slots=True)
@@ -147,7 +148,8 @@ class Engine:
     async def save(self, key: ThreadKey, state: Any, draft: Draft) -> CheckpointInfo:
         """Commit a state and return its checkpoint."""
         start = time.perf_counter() if self._is_watched else 0.0
-        saved, _ = await self.save_with_receipt(key, state, draft)
+        saved, receipt = await self.save_with_receipt(key, state, draft)
+        draft.is_repeated = receipt.existing is not None
         if self._is_watched:
             took_s = time.perf_counter() - start
             event = Event(SAVE, key.id, saved.namespace, saved.id, saved.run, duration_s=took_s)

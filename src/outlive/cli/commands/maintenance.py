@@ -203,6 +203,7 @@ def _reasons(swept: Swept) -> list[tuple[str, DeletionCount]]:
         ("older than --max-age", swept.max_age),
         ("beyond --keep-last", swept.keep_last),
         ("left by a crash", swept.orphans),
+        ("streams of ended runs", swept.streams),
     ]
     return [
         (reason, count)

@@ -3,6 +3,7 @@
 from outlive.testing.store.arguments import ArgumentContract
 from outlive.testing.store.attempts import AttemptContract
 from outlive.testing.store.budgets import BudgetContract
+from outlive.testing.store.continuing import ContinuingContract
 from outlive.testing.store.copies import CopyContract
 from outlive.testing.store.damage import DamageContract
 from outlive.testing.store.delayed import DelayedContract
@@ -18,9 +19,11 @@ from outlive.testing.store.races import RaceContract
 from outlive.testing.store.runs import RunContract
 from outlive.testing.store.saving import SavingContract
 from outlive.testing.store.sharing import SharingContract
+from outlive.testing.store.streams import StreamContract
 from outlive.testing.store.timers import TimerContract
 from outlive.testing.store.typed import TypedContract
 from outlive.testing.store.waiting import WaitingContract
+from outlive.testing.store.working import WorkerContract
 
 
 class StoreContract(
@@ -44,7 +47,10 @@ class StoreContract(
     TimerContract,
     AttemptContract,
     EffectContract,
+    WorkerContract,
+    ContinuingContract,
     BudgetContract,
+    StreamContract,
 ):
     """What a thread and a store do, each a test."""
 

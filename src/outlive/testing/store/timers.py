@@ -12,7 +12,7 @@ from outlive.backend import Commit, EntryQuery, ThreadKey
 from outlive.backend.entries import READY, TIMER
 from outlive.errors import BadArgument, QuestionClosed, RunBusy, RunEnded, Unanswered
 from outlive.runs import timers, waits
-from outlive.runs.tickets import list_ready
+from outlive.runs.tickets import list_agents, list_ready
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract
 from outlive.testing.store.waiting import _all, _begin, _entries, _recover, _status
@@ -218,18 +218,18 @@ class TimerContract(Contract):
             await run.release()
         run = await store.run("five", run_id="five", agent="ab").start()
         await run.release()
-        tickets = await list_ready(store._engine, "", "a", limit=3)
-        assert [ticket.run_id for ticket in tickets] == ["four", "two", "one"]
-        assert [ticket.priority for ticket in tickets] == [999, 5, 0]
-        rest = await list_ready(store._engine, "", "a", limit=3, after=tickets[-1].cursor)
-        assert [(ticket.run_id, ticket.thread) for ticket in rest] == [("three", ThreadKey.of("", "three"))]
+        page = await list_ready(store._engine, "", "a", limit=3)
+        assert [ticket.run_id for ticket in page.tickets] == ["four", "two", "one"]
+        assert [ticket.priority for ticket in page.tickets] == [999, 5, 0]
+        (rest,) = (await list_ready(store._engine, "", "a", limit=3, after=page.after)).tickets
+        assert (rest.run_id, rest.thread, rest.namespace) == ("three", ThreadKey.of("", "three"), "")
+        assert await list_agents(store._engine, "", 9) == ["a", "ab"]
         await store.cancel("four")
         async with store.run("two", run_id="two"):
             pass
-        assert [ticket.run_id for ticket in await list_ready(store._engine, "", "a", limit=9)] == [
-            "one",
-            "three",
-        ]
+        page = await list_ready(store._engine, "", "a", limit=9)
+        assert [ticket.run_id for ticket in page.tickets] == ["one", "three"]
+        assert page.after is None
 
 
 async def _ring(trial: Trial, stores: list[AsyncStore]) -> int:

@@ -1,0 +1,168 @@
+"""Which released runs a worker may claim next: by priority, then first come, first served.
+
+The queue of each agent that has a handler is a page of tickets, and the pages are merged by
+priority and age. A ticket is passed over, without a call to the store, when this worker knows that
+it cannot be claimed now:
+
+- Its place is busy. Runs of one thread and namespace follow each other: only the first of them is
+  tried, and after a refusal none before a pause. The pause doubles up to a second. It is over at
+  once when a run of this worker leaves the place.
+- It belongs to another version of the code, and the policy is to hold those.
+- Its run could not be started here, or was given back by its handler: others may try first.
+
+So a long queue of one thread costs a look at its tickets and no attempts. A look reads at most
+`_MOST` tickets of an agent; the next look continues where it ended.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from outlive.backend import EntryCursor
+from outlive.runs.tickets import Ticket, list_agents, list_ready
+from outlive.threads.engine import Engine
+
+_MOST = 1000
+_AGENTS = 200  # that a handler "*" looks at
+_FIRST_S, _LONGEST_S = 0.05, 1.0  # pauses before a busy place is tried again
+
+Place = tuple[bytes, str]  # (digest of the thread, namespace)
+
+
+class _Pause:
+    def __init__(self) -> None:
+        self._seconds = _FIRST_S
+        self.until = 0.0
+
+    def extend(self, now: float) -> None:
+        self.until = now + self._seconds * random.uniform(0.8, 1.2)
+        self._seconds = min(_LONGEST_S, 2 * self._seconds)
+
+
+class Queue:
+    """The tickets that one worker looks at."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tenant: str,
+        handlers: Mapping[str | None, Any],
+        is_other_code: Callable[[str | None], bool],
+    ) -> None:
+        self._engine = engine
+        self._tenant = tenant
+        self._handlers = handlers
+        self._is_other_code = is_other_code
+        self._tickets: list[Ticket] = []  # the next ones last
+        self._cursors: dict[str | None, EntryCursor] = {}
+        self._passed: set[Place] = set()  # that a ticket was passed over for: none may overtake it
+        self._paused: dict[Place, _Pause] = {}
+        self._avoided: dict[str, float] = {}  # run → until when
+        self._clock = time.monotonic
+        self.is_stale = True  # something was stored since the last look
+
+    async def take(self, busy: Collection[Place], count: int, full: Collection[str | None]) -> Ticket | None:
+        """Return the next ticket that may be claimed; None: there is none now.
+
+        `busy` are the places in which this worker works, `full` the agents that must wait. `count`
+        is how many tickets the caller is going to take.
+        """
+        if not self.is_stale and (ticket := self._pop(busy, full)) is not None:
+            return ticket
+        await self._look(busy, count, full)
+        return self._pop(busy, full)
+
+    def _pop(self, busy: Collection[Place], full: Collection[str | None]) -> Ticket | None:
+        while self._tickets:
+            ticket = self._tickets.pop()
+            if self._is_open(ticket, busy, full):
+                return ticket
+        return None
+
+    async def _look(self, busy: Collection[Place], count: int, full: Collection[str | None]) -> None:
+        self.is_stale = False
+        self._forget()
+        if not self._cursors:
+            self._passed.clear()
+        tickets: list[Ticket] = []
+        for agent in await self._agents():
+            if agent not in full:
+                tickets += await self._look_at(agent, busy, count, full)
+        self._tickets = sorted(tickets, key=lambda ticket: ticket.turn, reverse=True)
+
+    async def _agents(self) -> list[str | None]:
+        named = [agent for agent in self._handlers if agent != "*"]
+        if "*" not in self._handlers:
+            return named
+        return list(dict.fromkeys([*named, *await list_agents(self._engine, self._tenant, _AGENTS)]))
+
+    async def _look_at(
+        self, agent: str | None, busy: Collection[Place], count: int, full: Collection[str | None]
+    ) -> list[Ticket]:
+        """Return up to `count` tickets of an agent that may be claimed."""
+        tickets: list[Ticket] = []
+        seen, after = 0, self._cursors.pop(agent, None)
+        while len(tickets) < count:
+            if seen >= _MOST and after is not None:
+                self._cursors[agent] = after
+                break
+            limit = max(2 * count, 16) if not seen else 200
+            page = await list_ready(self._engine, self._tenant, agent, limit=limit, after=after)
+            seen += limit
+            tickets += [ticket for ticket in page.tickets if self._is_open(ticket, busy, full)]
+            after = page.after
+            if after is None:
+                break
+        return tickets
+
+    def _is_open(self, ticket: Ticket, busy: Collection[Place], full: Collection[str | None]) -> bool:
+        if ticket.agent in full or ticket.run_id in self._avoided or self._is_other_code(ticket.code_version):
+            return False
+        place = place_of(ticket)
+        if place is None:
+            return True
+        pause = self._paused.get(place)
+        if place in busy or (pause is not None and pause.until > self._clock()):
+            self._passed.add(place)
+        return place not in self._passed
+
+    # What this worker knows about runs that it could not claim
+
+    def refused(self, ticket: Ticket) -> None:
+        """Note that a place is busy: its runs wait."""
+        place = place_of(ticket)
+        if place is None:
+            self.avoid(ticket.run_id, _LONGEST_S)
+        else:
+            self._paused.setdefault(place, _Pause()).extend(self._clock())
+
+    def left(self, place: Place) -> None:
+        """Note that a run of this worker has left a place."""
+        self._paused.pop(place, None)
+
+    def avoid(self, run_id: str, seconds: float) -> None:
+        """Leave a run to others for some time."""
+        self._avoided[run_id] = self._clock() + seconds
+
+    def _forget(self) -> None:
+        now = self._clock()
+        self._avoided = {run: until for run, until in self._avoided.items() if until > now}
+        # A pause that ended a while ago is over, and its place starts with a short one again.
+        self._paused = {place: pause for place, pause in self._paused.items() if pause.until + 5 > now}
+
+    def next_s(self) -> float | None:
+        """Return in how many seconds a run may be tried that was passed over; None: nothing was."""
+        now = self._clock()
+        moments = [pause.until for pause in self._paused.values() if pause.until > now]
+        moments += [until for until in self._avoided.values() if until > now]
+        if self._cursors:
+            return _FIRST_S
+        return min(moments) - now if moments else None
+
+
+def place_of(ticket: Ticket) -> Place | None:
+    """Return the place that a run will hold."""
+    return None if ticket.namespace is None else (ticket.thread.digest, ticket.namespace)
