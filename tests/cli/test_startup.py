@@ -69,7 +69,7 @@ def test_a_listing_imports_only_what_it_needs(folder):
     found = imported("ls", folder=folder)
     assert "outlive.store" in found
     unneeded = {f"outlive.{name}" for name in (
-        "runs.run", "runs.recovery", "runs.response_values", "runtime.loop", "backends.local.threaded", "backends.postgres.urls",
+        "runs.run", "runs.recovery", "runs.response_values", "runtime.loop", "backends.local.async_local", "backends.postgres.urls",
         "backends.redis.urls", "layers.replication.layer", "layers.encryption.rotation", "cli.commands.doctor", "cli.pair_state",
     )}  # fmt: skip
     assert all(importlib.util.find_spec(name) for name in unneeded)
