@@ -12,11 +12,11 @@ opening    `BackendFactory`, `local_factory` and `register_scheme`
 from outlive.backend.entries import KINDS, RUN, check_kinds
 from outlive.backends.local.memory import Table
 from outlive.backends.local.protocol import Local
-from outlive.backends.rules.clock import Clock, clock, has_lapsed, lease_facts, new_token
+from outlive.backends.rules.clock import Clock, clock, has_lapsed, lease_facts, new_generation
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.expectations import check_found
 from outlive.backends.rules.snapshot import Snapshot, Wanted, done_before
-from outlive.backends.rules.view import Effect, Row, View, fitting, write_order
+from outlive.backends.rules.view import Counters, Effect, View, fitting, write_order
 from outlive.backends.server.attempts import AbandonedCommits, AttemptFailed, Attempts
 from outlive.backends.server.urls import BackendFactory, Options, hide_secrets, take_options
 from outlive.runtime.runtime import Deadline
@@ -30,11 +30,11 @@ __all__ = [
     "Attempts",
     "BackendFactory",
     "Clock",
+    "Counters",
     "Deadline",
     "Effect",
     "Local",
     "Options",
-    "Row",
     "Snapshot",
     "Table",
     "View",
@@ -49,7 +49,7 @@ __all__ = [
     "hide_secrets",
     "lease_facts",
     "local_factory",
-    "new_token",
+    "new_generation",
     "register_scheme",
     "take_options",
     "write_order",

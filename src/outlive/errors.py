@@ -449,11 +449,9 @@ class AnswerRefused(CallerError):
     """The answer does not fit its question. `path` says which part of it, `reason` why."""
 
     def __init__(self, run: str, name: str, path: str, reason: str) -> None:
-        super().__init__(
-            f"{name!r} of run {run!r} does not take this answer: {path}: {reason}; nothing was changed, "
-            "and the run still waits"
-        )
-        self.with_advice(None, f"{path}: {reason}")
+        problem = f"{name!r} of run {run!r} does not take this answer: {path}: {reason}"
+        super().__init__(f"{problem}; nothing was changed, and the run still waits")
+        self.with_advice(None, problem)
         self.run = run
         self.name = name
         self.path = path

@@ -58,7 +58,7 @@ class EventSink:
     def __init__(self, *watchers: Watcher) -> None:
         self._watchers = watchers
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         for watcher in self._watchers:
             try:
                 watcher(event)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast
 
 from outlive.arguments import check_count, check_durability, check_flag, check_timeout
 from outlive.backend import RESERVED, Backend, escape
-from outlive.backends.local.inline import SharedSyncLocal
+from outlive.backends.local.sync_local import SharedSyncLocal
 from outlive.backends.server.urls import BackendFactory
 from outlive.errors import BadArgument, BadURL, KeyMissing, StoreMissing
 from outlive.events import EventSink, Watcher
@@ -44,7 +44,7 @@ class StoreConfig:
     served: BackendFactory
     settings: Settings
     cache_bytes: int
-    watched: EventSink
+    events: EventSink
     ring: KeyRing | None = None
     retain: Retain | None = None
     secondary: BackendFactory | None = None
@@ -89,7 +89,7 @@ def open(
     tenant:       a name; a store shows only the threads of its own tenant
     durability:   "sync": a save is stored when it returns; "async": it is stored in the background
     cache_bytes:  memory for the newest states, so that a save needs to read nothing
-    timeout_s:    the longest that a call may take; None for no limit
+    timeout_s:    the longest that a call may take; None for no limit (SQLite and file: 30 s for other processes)
     on_event:     a function that is called with an `outlive.Event` after every save, load, run and sweep, or a list of them
     key:          an `outlive.KeyRing`, to encrypt everything that is stored
     retain:       an `outlive.Retain`, to delete old checkpoints
@@ -336,7 +336,7 @@ async def _made(
 
 def _sync_sibling(primary: Backend, secondary: Backend | None, target: StoreConfig) -> AsyncStore:
     """Return a sync store on an open async one; closing it leaves the async one open."""
-    from outlive.backends.local.threaded import AsyncLocal
+    from outlive.backends.local.async_local import AsyncLocal
 
     def same(backend: Backend, served: BackendFactory) -> Backend:
         if isinstance(backend, AsyncLocal):
@@ -371,10 +371,10 @@ async def _build(
         await backend.close()
         raise
     namer = _namer(key, target.settings.tenant)
-    confirm = {} if pair is None else {"confirm": pair.confirm}
+    confirm = {} if pair is None else {"confirm_deletion": pair.confirm_deletion}
     engine = Engine(
         backend, target.codec or Codec(), namer, Cache(target.cache_bytes), runtime,
-        watched=target.watched, timeout_s=target.settings.timeout_s, **confirm,
+        events=target.events, timeout_s=target.settings.timeout_s, **confirm,
     )  # fmt: skip
     return StoreParts(engine, target.settings, opener, target.retain, pair)
 
@@ -425,5 +425,5 @@ def _replicated(primary: Backend, secondary: Backend, target: StoreConfig, runti
 
     return Replicate(
         primary, secondary, target.replication, runtime=runtime, naming=naming, tenant=target.settings.tenant,
-        timeout_s=target.settings.timeout_s, watched=target.watched,
+        timeout_s=target.settings.timeout_s, events=target.events,
     )  # fmt: skip

@@ -777,7 +777,7 @@ class AsyncStore(AsyncContext):
         timeout_s = self._timeout(timeout_s)
         if self._pair is not None:
             return await self._pair.ping(timeout_s)
-        from outlive.layers.replication.pair import ping
+        from outlive.backend.ping import ping
 
         return await ping({"store": self._engine.backend}, self._settings.tenant, timeout_s)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 from urllib.parse import parse_qsl, unquote
 
 from outlive.arguments import check_choice, check_flag
-from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend, NullBackend
 from outlive.backends.local.protocol import Local
+from outlive.backends.local.sync_local import SyncLocal
 from outlive.backends.server.urls import BackendFactory, hide_secrets, take_options
 from outlive.errors import BadArgument, BadURL
 
@@ -184,7 +184,7 @@ def local_factory(
     """
 
     async def asynchronous(timeout_s: float | None) -> Backend:
-        from outlive.backends.local.threaded import AsyncLocal, in_thread
+        from outlive.backends.local.async_local import AsyncLocal, in_thread
 
         return cast("Backend", AsyncLocal(await in_thread(lambda: make(timeout_s))))
 

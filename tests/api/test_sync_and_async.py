@@ -39,7 +39,7 @@ SOURCE = Path(outlive.__file__).parent
 # Where the two modes meet, and where the suite drives both.
 MAY_IMPORT_ASYNCIO = {
     "runtime/loop.py",
-    "backends/local/threaded.py",
+    "backends/local/async_local.py",
     "backends/postgres/pool.py",
     "backends/redis/io_modes.py",
     "backends/server/sockets.py",

@@ -45,10 +45,10 @@ from outlive.backends.file.disk import Disk
 from outlive.backends.file.index import Index
 from outlive.backends.file.log import START, Log
 from outlive.backends.local import memory as memory_module
-from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
+from outlive.backends.local.sync_local import SyncLocal
 from outlive.backends.rules.clock import Clock
-from outlive.backends.rules.view import Effect, Row
+from outlive.backends.rules.view import Counters, Effect
 from outlive.errors import (
     BadArgument,
     BadURL,
@@ -180,7 +180,7 @@ def test_the_fields_on_disk_are_all_the_fields_there_are() -> None:
     assert set(effects_module._CHECKPOINT) == fields(CheckpointRecord) - {"follows"}
     assert set(effects_module._WRITE) == fields(WriteRecord)
     assert set(effects_module._ENTRY) == fields(EntryRecord) - {"lease_s", "expect", "expect_lapsed"}
-    assert set(effects_module._ROW) == fields(Row)
+    assert set(effects_module._ROW) == fields(Counters)
     assert fields(Effect) == {
         "thread", "row", "at", "checkpoints", "rewrites", "replaced", "chunks", "writes", "entries", "removed",
         "removed_chunks", "everything", "erase", "info", "info_projection",
@@ -192,7 +192,7 @@ def test_it_does_what_the_memory_backend_does_whatever_happens(
 ) -> None:
     """Random commits to both, through two backends that take turns, with logs that are soon written anew."""
     for module in (batch_module, memory_module):
-        monkeypatch.setattr(module, "new_token", lambda: 7)
+        monkeypatch.setattr(module, "new_generation", lambda: 7)
         monkeypatch.setattr(module, "clock", lambda: Clock(5000, 1000, "boot"))
     tuned(file_cached_tables=1, file_waste_bytes=1000)
     for number in range(ROUNDS):

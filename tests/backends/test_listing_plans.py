@@ -11,7 +11,7 @@ import apsw
 import psycopg
 
 from outlive.backend import Backend, Commit, EntryQuery, EntryRecord, ThreadKey
-from outlive.backends.local.inline import SyncLocal
+from outlive.backends.local.sync_local import SyncLocal
 from outlive.backends.postgres import urls as postgres_url
 from outlive.backends.sqlite.backend import SQLiteBackend
 from outlive.runtime.runtime import run_now

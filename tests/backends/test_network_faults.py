@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import outlive
-from outlive.backend import ABSENT, NEXT, Commit, EntryRecord, Receipt, Removal, ThreadKey
+from outlive.backend import ABSENT, NEXT, Commit, EntryRecord, Fence, Receipt, Removal, ThreadKey
 from outlive.backends.postgres import urls as postgres_url
 from outlive.backends.redis import urls as redis_url
 from outlive.runtime.runtime import run_now
@@ -293,7 +293,7 @@ ONCE = {
         lambda fence: Commit(
             KEY,
             entries=(EntryRecord("run", "r", b"done", "completed", fence=fence, revision=1),),
-            fence=("run", "r", 0, fence),
+            fence=Fence("run", "r", 0, fence),
         ),
         lambda receipt, fence: (receipt.entries[0].status, receipt.entries[0].body) == ("completed", b"done"),
     ),

@@ -28,6 +28,7 @@ from outlive.backend import (
     Commit,
     EntryQuery,
     EntryRecord,
+    Fence,
     HistoryQuery,
     Removal,
     ThreadKey,
@@ -655,7 +656,7 @@ def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
         new = put(body=b"new", status="completed", lease_s=600)
         assert new > old + 3
         with pytest.raises(LeaseLost):
-            run(commit_one(backend, Commit(key, fence=("run", "r", 0, old))))
+            run(commit_one(backend, Commit(key, fence=Fence("run", "r", 0, old))))
         assert bodies(statuses=["running"]) == bodies(lapsed=True) == []
         assert bodies() == bodies(lapsed=False) == bodies(statuses=["completed", ""]) == [b"new"]
         lines = valkey_server.call("ZRANGE", backend.session.keys(key).all[7], 0, -1)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import struct
+import threading
 import time
 import zlib
 
@@ -18,8 +19,10 @@ import pytest
 import outlive
 from backends.test_full_disk import without_privileges
 from outlive import Corrupt
+from outlive.backend import Commit, EntryRecord, ThreadKey
 from outlive.backends.sqlite import wal as sqlite_wal
-from outlive.errors import BadURL, StoreUnavailable
+from outlive.backends.sqlite.backend import SQLiteBackend
+from outlive.errors import BadURL, StoreBusy, StoreUnavailable
 from rig.crash import LONG, ram_folder, rounds
 
 SAVES = 20
@@ -35,6 +38,53 @@ def server(workers):
 def folder():
     with ram_folder() as folder:
         yield folder
+
+
+# Waiting for other processes -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def writing(path, seconds):
+    """Hold the file as a process that writes, for a time or until the end of the block."""
+    other = apsw.Connection(str(path))
+    other.execute("begin immediate")
+    is_over = threading.Event()
+
+    def hold():
+        is_over.wait(seconds)
+        other.execute("rollback")
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        holder.join()
+        other.close()
+
+
+def commit_of(timeout_s):
+    return Commit(
+        ThreadKey.of("", "t"), entries=(EntryRecord("run", "r", status="completed"),), timeout_s=timeout_s
+    )
+
+
+def test_the_timeout_of_one_commit_is_not_that_of_later_calls(folder):
+    backend = SQLiteBackend(str(folder / "a.db"))
+    with writing(folder / "a.db", 0.5):
+        (refusal,) = backend.commit_all([commit_of(0.05)])
+        assert isinstance(refusal, StoreBusy)
+        assert backend.identity(b"key") == b"key"  # it waits until the file is free
+    backend.close()
+
+
+def test_a_commit_without_a_timeout_waits_as_long_as_the_store_says(folder):
+    backend = SQLiteBackend(str(folder / "a.db"), timeout_s=0.05)
+    with writing(folder / "a.db", 10):
+        (refusal,) = backend.commit_all([commit_of(None)])
+    assert isinstance(refusal, StoreBusy)
+    backend.close()
 
 
 # The log of a killed process ------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from outlive.backend import Commit, EntryRecord, ThreadKey, commit
+from outlive.backend import Commit, EntryRecord, Fence, ThreadKey, commit
 from outlive.backends.postgres import urls as postgres_url
 from outlive.backends.redis import urls as redis_url
 from outlive.backends.sqlite.backend import SQLiteBackend
@@ -60,7 +60,7 @@ def test_nothing_but_work_of_the_tenant_wakes(driver, url):
         async with watched(driver, url) as (backend, watch):
             run = EntryRecord("run", "r", b"", "running", fence=1)
             await put(backend, run, checkpoints=(draft("a"),))
-            await put(backend, EntryRecord("step", "s"), fence=("run", "r", 0, 1))
+            await put(backend, EntryRecord("step", "s"), fence=Fence("run", "r", 0, 1))
             await put(backend, TICKET, tenant="another")
             await put(backend, EntryRecord("ready", "k", gone=True))
             await put(backend, EntryRecord("step", "s"), info=b"decided by the client")

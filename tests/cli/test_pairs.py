@@ -521,3 +521,19 @@ def test_what_would_be_left_behind_is_no_way_to_end_a_pair(program):
     refused = two("replication", "--leave", "--yes")
     assert (refused.code, "is the active store, but it is not available" in refused.err) == (3, True)
     assert two("replication", "--join", "--leave").code == 2
+
+
+def test_questions_are_answered_on_the_secondary_after_a_failover(joined):
+    (joined.folder / "handlers.py").write_text(
+        "def work(run):\n    return run.ask('approve?', schema=bool)\n"
+    )
+    assert joined("submit", "order-7", "--agent", "refunds", "--run-id", "r-1", "-q").out == "r-1\n"
+    assert joined("recover", "--handlers", "handlers:work", "-q").out == "suspended r-1\n"
+    assert joined("promote", "--yes").code == 0
+    assert joined("questions", "-q").out == "r-1 'approve?'\n"
+    assert joined("answer", "r-1", "approve?", "yes").code == 0
+    assert joined("failback", "--yes").code == 0
+    assert items(joined("questions", "--status", "answered", "--json"))[0]["value"] is True
+    assert joined("recover", "--handlers", "handlers:work", "-q").out == "resumed r-1\n"
+    alone = joined("answer", "r-1", "approve?", "no", "--store", joined.env["OUTLIVE_STORE"])
+    assert (alone.code, "of a pair; name both stores" in alone.err) == (2, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_runs_are_listed_with_owner_lease_attempts_tokens_and_cost(cli, store):
     rows = {row.split()[0]: row for row in shown.out.splitlines()}
     assert list(rows) == ["RUN", "r-cut", "r-failed", "r-live"]
     assert rows["RUN"].split() == [
-        "RUN", "STATUS", "THREAD", "AGENT", "OWNER", "LEASE", "ATTEMPT", "AT", "TOKENS", "COST", "STARTED", "ERROR",
+        "RUN", "STATUS", "THREAD", "AGENT", "OWNER", "LEASE", "ATTEMPT", "AT", "NOW", "TOKENS", "COST", "STARTED", "ERROR",
     ]  # fmt: skip
     for part in (
         "live",
@@ -405,6 +406,8 @@ def test_a_quiet_run_is_shown_with_the_step_that_it_is_in(cli, store):
         assert "quiet for 12 min in step 'book'" in shown
         (item,) = cli("runs", "--json").items
         assert (item["step"], 730 <= item["quiet_s"] < 800) == ("book", True)
+        alone = cli("runs", "show", "r-1").out
+        assert re.search(r"^now +quiet for 12 min in step 'book'$", alone, re.MULTILINE)
 
     assert "quiet" not in cli("runs").out
     run.step("book", hang)
@@ -412,3 +415,18 @@ def test_a_quiet_run_is_shown_with_the_step_that_it_is_in(cli, store):
     (item,) = cli("runs", "show", "r-1", "--json").items
     assert [(attempt["number"], attempt["outcome"]) for attempt in item["attempts"]] == [(1, "completed")]
     assert [(step["name"], step["attempt"], step["tries"]) for step in item["steps"]] == [("book", 1, 1)]
+
+
+def test_a_run_is_shown_with_what_it_has_used_of_its_budget(cli, store):
+    budget = outlive.Budget(cost_usd=2, tokens=1000, steps=9)
+    with store.run("t", run_id="r-1", budget=budget) as run:
+        run.step("ask", lambda: 1)
+        run.sleep(0.001)  # no step of the budget
+        run.save(1, usage={"input_tokens": 120, "output_tokens": 15, "cost_usd": 0.5})
+        run.save(2, usage={"input_tokens": 120, "output_tokens": 15, "cost_usd": 0.5})
+    shown = cli("runs", "show", "r-1").out
+    assert re.search(
+        r"^budget +\$1\.0000 of \$2\.0000, 270 of 1,000 tokens, 1 of 9 steps$", shown, re.MULTILINE
+    )
+    (item,) = cli("runs", "--all", "--json").items
+    assert item["budget"] == {"cost_usd": 2, "tokens": 1000, "steps": 9}

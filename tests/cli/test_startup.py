@@ -30,6 +30,11 @@ PROJECT = Path(__file__).resolve().parents[2]
 def folder():
     with ram_folder() as folder:
         build(f"sqlite:///{folder}/agent.db")
+        with (
+            outlive.open(f"sqlite:///{folder}/agent.db") as store,
+            store.run("order-7", run_id="refund-7", agent="refunds") as run,
+        ):
+            run.ask("approve?", schema=bool)
         yield folder
 
 
@@ -55,11 +60,16 @@ def test_help_imports_nothing_that_takes_time():
     assert not found & (HEAVY | {"apsw", "backports.zstd", "hashlib", "ormsgpack", "socket", "outlive.store"})
 
 
+@pytest.mark.parametrize("command", ["runs", "questions", "workers"])
+def test_lists_of_runs_import_nothing_that_takes_time(folder, command):
+    assert not imported(command, folder=folder) & HEAVY
+
+
 def test_a_listing_imports_only_what_it_needs(folder):
     found = imported("ls", folder=folder)
     assert "outlive.store" in found
     unneeded = {f"outlive.{name}" for name in (
-        "runs.run", "runs.recovery", "runs.response_values", "runtime.loop", "backends.local.threaded", "backends.postgres.urls",
+        "runs.run", "runs.recovery", "runs.response_values", "runtime.loop", "backends.local.async_local", "backends.postgres.urls",
         "backends.redis.urls", "layers.replication.layer", "layers.encryption.rotation", "cli.commands.doctor", "cli.pair_state",
     )}  # fmt: skip
     assert all(importlib.util.find_spec(name) for name in unneeded)
@@ -115,6 +125,11 @@ def test_a_terminal_without_utf_8_still_gets_its_answer(folder):
         ("outlive history trip-42 --before @", {"@4", "@3", "@2", "@1"}),
         ("outlive ls --so", {"--sort"}),
         ("outlive --tenant acme show ", {"secret"}),
+        ("outlive qu", {"questions"}),
+        ("outlive answer refund-7 ", {"approve?"}),
+        ("outlive answer refund-7 approve? ", {"true", "false"}),
+        ("outlive answer refund-7 approve? t", {"true"}),
+        ("outlive questions --agent re", {"refunds"}),
     ],
 )
 def test_the_shell_completes_commands_options_and_ids(folder, words, expected):

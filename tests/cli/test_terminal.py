@@ -114,11 +114,19 @@ def test_no_command_passes_on_what_a_terminal_obeys_or_nobody_sees(program):
         thread.set_metadata({"title": UNSEEN})
         store.run("u", run_id=f"r{UNSEEN}", agent=UNSEEN, prompt=UNSEEN).start().fail(UNSEEN)
         store.run("v", run_id=f"dead{UNSEEN}", agent=UNSEEN).start().release()
+        with store.run(f"w{UNSEEN}", run_id=f"asks{UNSEEN}", agent=UNSEEN) as asking:
+            choices = {"enum": [UNSEEN, f"b{UNSEEN}"]}
+            name = UNSEEN.replace("\n", "")
+            asking.ask_all({name: outlive.Question(UNSEEN, schema=choices), "other": UNSEEN})
     wrong = f"nobody{UNSEEN}"
     for command in (
         ["ls"], ["ls", "-q"], ["ls", "--json"], ["stats"], ["show", "t"], ["show", "t", "--json"], ["show", "t", "--path", "text"],
         ["history", "t"], ["history", "t", "-q"], ["tips", "t"], ["tips", "t", "-q"], ["writes", "t"], ["diff", "t"], ["export", "t"],
         ["export", "t", "-"], ["export", "t", "--json"], ["runs", "--all"], ["runs", "--all", "-q"], ["runs", "show", "r"], ["runs", "show", "r", "--json"],
+        ["questions"], ["questions", "-q"], ["questions", "--json"], ["runs", "show", "asks"], ["answer", "asks", name, "no"],
+        ["answer", "asks", f"x{UNSEEN}", "1"], ["answer", "asks", name, UNSEEN, "--by", UNSEEN], ["answer", "asks", name, UNSEEN],
+        ["questions", "--status", "all"], ["submit", f"s{UNSEEN}", "--agent", UNSEEN, "--run-id", f"s{UNSEEN}", "--prompt", UNSEEN],
+        ["submit", f"s{UNSEEN}", "--run-id", f"s{UNSEEN}", "--json"], ["workers"], ["worker", "--handlers", f"nowhere{UNSEEN}:X"],
         ["recover", "--dry-run"], ["verify"], ["fork", "t", f"fork{UNSEEN}"], ["copy-thread", "t", f"copy{UNSEEN}"],
         ["export", "t", f"file{UNSEEN}"], ["rm", "copy", "--yes"], ["cancel", "dead", "--yes"], ["show", wrong], ["runs", "show", wrong],
         [wrong], ["ls", f"--{wrong}"], ["ls", "--store", f"sqlite:///{wrong}.db"], ["show", wrong, "--json"],

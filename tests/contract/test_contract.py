@@ -164,14 +164,14 @@ class CountsAnew(MemoryBackend):
 
 class KeepsItsGeneration(MemoryBackend):
     def _apply(self, table, effect):
-        generation = table.row.generation if table.row else effect.row.generation
-        super()._apply(table, replace(effect, row=replace(effect.row, generation=generation)))
+        generation = table.counters.generation if table.counters else effect.counters.generation
+        super()._apply(table, replace(effect, counters=replace(effect.counters, generation=generation)))
 
 
 class CountsItsGenerations(MemoryBackend):
     def _apply(self, table, effect):
-        generation = table.row.generation + 1 if table.row else 1
-        super()._apply(table, replace(effect, row=replace(effect.row, generation=generation)))
+        generation = table.counters.generation + 1 if table.counters else 1
+        super()._apply(table, replace(effect, counters=replace(effect.counters, generation=generation)))
 
 
 class KeepsOldStamps(MemoryBackend):

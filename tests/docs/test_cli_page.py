@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import outlive
 from outlive.cli import program as cli_program
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
@@ -28,6 +29,9 @@ VOLATILE = [
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?( \w+|\+00:00)", "TIME"),
     (r"\b(\d+(\.\d)? (s|min|h) ago|just now)", "AGE"),
     (r"process \d+( on \S+)?", "PROCESS"),
+    (r"in \d+ (min|h|d)\b", "IN"),
+    (r"\d+@\S+", "OWNER"),
+    (r"\d+ (ms|s)( |$)", "TOOK "),
     (r"opened in \d+ ms", "OPENED"),
     (r"\d+(\.\w+)+(-\w+)? on Python [\d.]+, \w+", "VERSION"),
     (r"ormsgpack .*", "PACKAGES"),
@@ -79,6 +83,11 @@ def test_the_examples_of_the_docs_are_real(program):
     (program.folder / "old.keys").write_text(f"old:{keys['old']}\n")
     (program.folder / "both.keys").write_text(f"old:{keys['old']}\nnew:{keys['new']}\n")
     text = page()
+    (program.folder / "agents.py").write_text(
+        re.search(r"^```python\n(def refund.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+    )
+    with outlive.open(f"sqlite:///{program.folder}/refunds.db") as store:
+        assert not list(store.runs())  # only creates the store
     renewed = EXAMPLE.sub(run, text)
     if RENEWS:
         PAGE.write_text(renewed, encoding="utf-8")
@@ -92,10 +101,13 @@ def test_every_field_of_an_item_is_in_the_docs(program):
     (program.folder / "agent.keys").write_text(
         "k:" + base64.b64encode(random.Random(1).randbytes(32)).decode()
     )
+    with outlive.open(f"sqlite:///{program.folder}/outlive-demo/agent.db") as store:
+        with store.run("asks", run_id="ask") as run:
+            run.ask("which?")
     listed = page().split("| command | an item is |")[1].split("\n\n")[0]
     for arguments in (
         ["ls"], ["history", "trip"], ["show", "trip"], ["show", "trip", "--parts"], ["diff", "trip"], ["runs", "--all"],
-        ["runs", "show", "plan"], ["verify"], ["doctor"], ["stats"], ["sweep", "--keep-last", "2", "--dry-run"],
+        ["runs", "show", "plan"], ["questions"], ["answer", "ask", "which?", "1"], ["verify"], ["doctor"], ["stats"], ["sweep", "--keep-last", "2", "--dry-run"],
         ["export", "trip", "trip.json"], ["import", "trip.json", "--as", "again"], ["fork", "trip", "fork"], ["copy-thread", "trip", "copy"],
         ["prune", "copy", "--keep-last", "2", "--yes"], ["rm", "copy", "@", "--yes"], ["rm", "copy", "--yes"],
         ["replication", "--join", "--yes", "--secondary", "sqlite:///far.db"], ["copy", "sqlite:///new.db"],

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 import outlive
 from outlive.backend import Commit, Removal, ThreadKey
-from outlive.backends.local.inline import SyncLocal
+from outlive.backends.local.async_local import AsyncLocal
 from outlive.backends.local.memory import MemoryBackend
-from outlive.backends.local.threaded import AsyncLocal
+from outlive.backends.local.sync_local import SyncLocal
 from outlive.backends.sqlite.backend import SQLiteBackend
 from outlive.layers.encryption.keyring import KeyRing, key_of
 from outlive.layers.encryption.layer import Encrypted, aad_of_chunk

@@ -6,9 +6,9 @@ from typing import cast
 import pytest
 
 from outlive.backend import Backend
-from outlive.backends.local.inline import SyncLocal
+from outlive.backends.local.async_local import AsyncLocal
 from outlive.backends.local.memory import MemoryBackend
-from outlive.backends.local.threaded import AsyncLocal
+from outlive.backends.local.sync_local import SyncLocal
 from outlive.layers.replication.layer import Replicate
 from outlive.layers.replication.options import Replication
 from outlive.runtime.loop import AsyncRuntime

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import outlive
 from outlive.backend import OUTBOX, Commit, EntryQuery, EntryRecord, HistoryQuery, ThreadKey
-from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
+from outlive.backends.local.sync_local import SyncLocal
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec
 from outlive.layers.replication.layer import Replicate

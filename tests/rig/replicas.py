@@ -8,8 +8,8 @@ import time
 
 import outlive
 from outlive.backend import outcome_unknown
-from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
+from outlive.backends.local.sync_local import SyncLocal
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec
 from outlive.layers.replication.layer import Replicate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import os
 import signal
 import subprocess
@@ -447,6 +448,40 @@ def test_what_cannot_be_recovered_is_said_with_its_reason():
             "it was started by code version '1'",
             "no handler for agent 'unknown'",
         ]
+
+
+def test_a_run_that_ended_since_it_was_listed_is_in_the_report():
+    with outlive.open("memory:") as store:
+        for id in ("a", "b"):
+            store.run(id, run_id=id, agent="x").start().release()
+
+        def finish_both(run):
+            with store.run("b", run_id="b") as other:
+                other.complete("elsewhere")
+
+        report = store.recover({"x": finish_both}, concurrency=1)
+        assert [run.id for run in report.resumed] == ["a"]
+        assert [(skipped.run_id, skipped.code, skipped.message) for skipped in report.skipped] == [
+            ("b", "finished", "it ended since it was listed: completed")
+        ]
+        assert report.skipped[0].run.result == "elsewhere"
+
+
+def test_a_lease_is_renewed_again_after_a_renewal_that_went_wrong(monkeypatch):
+    with outlive.open("memory:") as store, store.run("t", run_id="r", lease_s=5):
+        later = store.find_run("r").lease_expires_at + dt.timedelta(seconds=1)
+        backend = store._store._engine.backend
+        commit_all, failures = backend.commit_all, []
+
+        async def fail_once(commits):
+            if not failures:
+                failures.append(commits)
+                raise ZeroDivisionError("a bug")
+            return await commit_all(commits)
+
+        monkeypatch.setattr(backend, "commit_all", fail_once)
+        with pytest.warns(RuntimeWarning, match=r"outlive-renewal failed(?s:.*)a bug"):
+            eventually(lambda: failures and store.find_run("r").lease_expires_at > later)
 
 
 @dataclass

@@ -16,8 +16,8 @@ import outlive
 from format.test_codec import CODEC, VALUES
 from outlive import testing
 from outlive.backend import ThreadKey
-from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
+from outlive.backends.local.sync_local import SyncLocal
 from outlive.errors import NewerFormat
 from outlive.format.extensions import Raw
 from outlive.format.manifest import needs_parent

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import outlive
 from outlive import testing
 from outlive.backend import ThreadKey, WriteRecord
-from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
+from outlive.backends.local.sync_local import SyncLocal
 from outlive.retention import sweeper, thread_sweep
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import eventually
@@ -163,10 +163,10 @@ def test_a_read_keeps_a_thread_if_that_was_asked_for(backend, url_for, tmp_path)
 def test_reads_are_noted_now_and_then_only():
     store, inner = memory_store(retain=outlive.Retain(ttl_s=100, every_s=None, refresh_on_read=True))
     store.thread("t").save(1)
-    revision = inner._tables[ThreadKey.of("", "t").digest].row.revision
+    revision = inner._tables[ThreadKey.of("", "t").digest].counters.revision
     for _ in range(20):
         store.thread("t").load()
-    assert inner._tables[ThreadKey.of("", "t").digest].row.revision == revision + 1
+    assert inner._tables[ThreadKey.of("", "t").digest].counters.revision == revision + 1
 
 
 @pytest.mark.parametrize("backend", ["postgresql", "redis"])
@@ -550,7 +550,7 @@ def test_a_store_sweeps_in_the_background_and_stops_when_it_is_closed(tmp_path):
             fill(store, f"{n}", 8)
     before = set(threading.enumerate())
     store = outlive.open(url, retain=outlive.Retain(keep_last=2, every_s=0.05))
-    assert [thread.name for thread in set(threading.enumerate()) - before] == ["outlive-ticker"]
+    assert [thread.name for thread in set(threading.enumerate()) - before] == ["outlive-sweep"]
     eventually(lambda: len(ids(store, "0")) == 2)
     store.close()
     eventually(lambda: not set(threading.enumerate()) - before)

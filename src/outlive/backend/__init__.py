@@ -8,7 +8,7 @@ from outlive.backend.paging import (
     entry_pages,
     lineage,
     retry_stale,
-    thread_row,
+    thread_record,
 )
 from outlive.backend.protocol import (
     Backend,
@@ -33,6 +33,7 @@ from outlive.backend.records import (
     Commit,
     Cursor,
     EntryRecord,
+    Fence,
     Inventory,
     Page,
     Rank,
@@ -41,7 +42,7 @@ from outlive.backend.records import (
     ReencryptedBodies,
     Removal,
     ThreadKey,
-    ThreadRow,
+    ThreadRecord,
     Totals,
     WriteRecord,
     checksum,
@@ -57,8 +58,8 @@ from outlive.backend.records import (
 __all__ = [
     "ABSENT", "FORMAT", "NAMING_THREAD", "NEXT", "OUTBOX", "RESERVED", "TOMBSTONE", "WALL", "Backend", "CachedHead",
     "CheckpointKey", "CheckpointRecord", "Commit", "Cursor", "EntryCursor", "EntryQuery",
-    "EntryRecord", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
-    "ReencryptedBodies", "Removal", "ThreadCursor", "ThreadKey", "ThreadQuery", "ThreadRow", "Totals", "Watch", "WriteRecord",
+    "EntryRecord", "Fence", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
+    "ReencryptedBodies", "Removal", "ThreadCursor", "ThreadKey", "ThreadQuery", "ThreadRecord", "Totals", "Watch", "WriteRecord",
     "all_entries", "all_records", "all_threads", "checksum", "commit", "entry_pages", "escape", "lineage",
-    "outcome_unknown", "reserved", "retry_stale", "shortest_timeout", "stamped", "thread_row", "tombstone_key", "unescape",
+    "outcome_unknown", "reserved", "retry_stale", "shortest_timeout", "stamped", "thread_record", "tombstone_key", "unescape",
 ]  # fmt: skip

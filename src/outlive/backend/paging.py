@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from outlive.backend.protocol import Backend, EntryQuery, HistoryQuery, ThreadQuery
-from outlive.backend.records import CheckpointRecord, EntryRecord, ThreadKey, ThreadRow
+from outlive.backend.records import CheckpointRecord, EntryRecord, ThreadKey, ThreadRecord
 from outlive.errors import StaleBase
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ async def all_records(
 
 async def all_threads(
     backend: Backend, tenant: str, *, page: int, timeout_s: float | None = None
-) -> AsyncIterator[ThreadRow]:
+) -> AsyncIterator[ThreadRecord]:
     """Iterate over the threads of a tenant, without their heads."""
     query = ThreadQuery(tenant, limit=page, heads=False)
     while True:
@@ -70,9 +70,9 @@ async def all_threads(
         query = replace(query, after=rows[-1].id)
 
 
-async def thread_row(
+async def thread_record(
     backend: Backend, key: ThreadKey, *, heads: bool = False, timeout_s: float | None = None
-) -> ThreadRow | None:
+) -> ThreadRecord | None:
     """Return the row of one thread; None when it is not listed."""
     query = ThreadQuery(key.tenant, only=key.id, heads=heads)
     rows = await backend.threads(query, timeout_s=timeout_s)

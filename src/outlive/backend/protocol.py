@@ -110,7 +110,7 @@ from outlive.backend.records import (
     ReadResult,
     Receipt,
     ThreadKey,
-    ThreadRow,
+    ThreadRecord,
     Totals,
     WriteRecord,
 )
@@ -269,7 +269,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         """Return a page of threads by escaped id, or those that changed last."""
         ...
 

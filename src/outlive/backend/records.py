@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import ormsgpack
 
@@ -144,6 +145,15 @@ class WriteRecord:
         return (self.namespace, self.checkpoint)
 
 
+class Fence(NamedTuple):
+    """The claim of a run or a lock: a commit with it is refused unless its entry is running with it."""
+
+    kind: str
+    key: str
+    epoch: int
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class EntryRecord:
     """A small record next to the checkpoints: a run, step, response, lock, or a record of a layer.
@@ -177,6 +187,10 @@ class EntryRecord:
     @property
     def rank(self) -> Rank:
         return (self.epoch, self.fence, self.revision)
+
+    def as_fence(self) -> Fence:
+        """Return what a commit names to be refused once another holder has this entry."""
+        return Fence(self.kind, self.key, self.epoch, self.fence)
 
 
 def tombstone_key(namespace: str, id: str) -> str:
@@ -228,7 +242,7 @@ class Commit:
     expect_head: tuple[str, str | None] | None = None  # (namespace, id)
     # No checkpoints (else ThreadNotEmpty), no writes on the new checkpoints (else StaleBase).
     expect_empty: bool = False
-    fence: tuple[str, str, int, int] | None = None  # (kind, key, epoch, fence) of an entry that is running
+    fence: Fence | None = None  # of an entry that must be running
     epoch: int | None = None  # the epoch in which the writer is; None: any
     replace: bool = False  # overwrite a stored checkpoint with the same id, which keeps its seq
     merge: bool = False  # these records come from another store
@@ -262,7 +276,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadRow:
+class ThreadRecord:
     """A thread as a backend lists it."""
 
     id: str

@@ -125,13 +125,13 @@ def filter_option() -> click.Option:
     )  # fmt: skip
 
 
-def parse_filters(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Return the metadata to compare with."""
+def parse_filters(texts: tuple[str, ...], name: str = "--filter") -> dict[str, Any]:
+    """Return the values by key of an option that takes KEY=VALUE."""
     filters: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise BadArgument(f"--filter takes KEY=VALUE, not {text!r}")
+            raise BadArgument(f"{name} takes KEY=VALUE, not {text!r}")
         try:
             filters[key] = json.loads(value)
         except ValueError:

@@ -16,7 +16,7 @@ from outlive.errors import BadArgument, Corrupt
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
-    from outlive.backend import CheckpointRecord, ThreadRow
+    from outlive.backend import CheckpointRecord, ThreadRecord
     from outlive.cli.opened_store import OpenedStore
     from outlive.runs.lease import RunInfo
     from outlive.sync.thread import Thread
@@ -34,7 +34,7 @@ def find_thread(store: OpenedStore, text: str, *, is_exact: bool = False) -> str
             return [id]
         if is_exact:
             return []
-        rows: list[ThreadRow] = run_now(
+        rows: list[ThreadRecord] = run_now(
             backend.threads(ThreadQuery(tenant, prefix=id, limit=_MATCHES, heads=False))
         )
         return [row.id for row in rows]

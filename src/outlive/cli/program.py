@@ -38,10 +38,15 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Runs": {
         "runs": ("runs", "List runs; runs show RUN shows one."),
+        "submit": ("workers", "Submit a run for workers."),
+        "worker": ("workers", "Work on submitted, woken and dead runs, until it is stopped."),
+        "workers": ("workers", "List living workers."),
         "recover": ("recover", "Resume all dead and released runs."),
         "retry": ("recover", "Resume a run that has ended."),
         "park": ("runs", "Exclude a run from recovery."),
         "cancel": ("runs", "Cancel a run."),
+        "questions": ("questions", "List what runs ask people."),
+        "answer": ("questions", "Answer a question of a run."),
     },
     "Maintenance": {
         "verify": ("maintenance", "Check every stored byte."),

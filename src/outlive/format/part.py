@@ -9,8 +9,8 @@ pieces wherever they are now.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from outlive.format.codec import Codec
 
@@ -27,12 +27,14 @@ class Part:
     def __init__(self, data: bytes | None, ends: list[int], marks: list[int] | None = None) -> None:
         # (beginning, where in it the part starts, rest); None: see `forget_packed`
         self._bytes = None if data is None else (data, 0, b"")
-        self.ends = ends
+        self.ends = ends  # the offsets after each piece: where the part may be cut
+        # How many elements of the container are before each of these.
         self.marks = marks if marks is not None else list(range(1, len(ends) + 1))
         self.size = ends[-1] if ends else 0
         self.holds_bytes = False
         self.leaf: str | bytes | None = None
-        self.kept: list[tuple[int, int, Part, int]] = []  # (offset, length, earlier part, its offset)
+        # What an earlier part has too: (offset, length, earlier part, its offset).
+        self.kept: list[tuple[int, int, Part, int]] = []
         self.spans: list[tuple[bytes, int, int]] | None = None  # (chunk, offset, length)
 
     def hold(self, data: bytes, start: int) -> None:
@@ -111,6 +113,22 @@ class Packer(Protocol):
     ) -> tuple[list[bytes], list[int], bool]: ...
 
 
+class PackedRun(NamedTuple):
+    """The packed elements of a run: `data` from `start` on.
+
+    With `follows_old`, the run begins with all bytes of the old run, which were compared and are
+    not repeated in `data`: offsets count as if they were, so `start` lies before the data.
+    """
+
+    data: bytes
+    start: int
+    follows_old: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.data) - self.start
+
+
 @dataclass(slots=True)
 class Alignment:
     """Finds the bytes of a run in its predecessor: at its start, at its end, then anywhere."""
@@ -119,13 +137,17 @@ class Alignment:
     _elements: list[Any]
     _is_dict: bool
     _limit: int
-    _data: bytes
-    _start: int  # of the run in `_data`; below 0, the old run was found before these bytes
-    _size: int
+    _packed: PackedRun
+    _data: bytes = field(init=False)
+    _start: int = field(init=False)
+    _size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._data, self._start, self._size = self._packed.data, self._packed.start, self._packed.size
 
     def align(self, old: Part) -> Part:
         """Return the new part, with what it keeps of the old one."""
-        if self._start < 0:
+        if self._packed.follows_old:
             return self._grown(old)
         head = self._common_prefix(old)
         if head == len(old.ends):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from outlive.format.chunk import MAX_RAW, Layout, Namer, encode
 from outlive.format.codec import Codec
 from outlive.format.part import Part
-from outlive.format.splitter import LARGE, Pieces
+from outlive.format.splitter import LARGE, SplitState
 
 FAN_BITS = 2
 FAN = 1 << FAN_BITS
@@ -38,7 +38,7 @@ INLINED = b""  # in place of a chunk's name: these bytes are in the checkpoint i
 class Plan:
     """How a stream will be stored: new chunks, names in order, layout, places of the parts."""
 
-    pieces: Pieces
+    pieces: SplitState
     chunks: dict[bytes, bytes]
     names: list[bytes]
     layout: Layout
@@ -63,7 +63,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class _Extent:
+class _Range:
     """A range of the stream: stored (`chunk`), in the checkpoint itself (INLINED), or new (None)."""
 
     part: Part
@@ -72,7 +72,7 @@ class _Extent:
     chunk: bytes | None = None
     offset: int = 0
 
-    def follows(self, other: _Extent) -> bool:
+    def follows(self, other: _Range) -> bool:
         return (
             self.chunk is not None
             and self.chunk == other.chunk
@@ -80,29 +80,29 @@ class _Extent:
         )
 
 
-def plan_chunks(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) -> Plan:
+def plan_chunks(codec: Codec, namer: Namer, pieces: SplitState, old: SplitState | None) -> Plan:
     """Decide how to store `pieces`, whose kept ranges point into the parts of `old`."""
     # 1. Find what is stored already: parts of `old`.
     if old is not None:
         _adopt(pieces, old)
-    extents = [extent for part in pieces.parts for extent in _extents(part)]
+    ranges = [range_ for part in pieces.parts for range_ in _ranges_of(part)]
     # 2. Choose what is written again although it is stored, to keep the number of spans small.
     cap = min(MAX_RAW // 2, max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2)))
-    _merge_tails(extents, cap)
-    if len(extents) > MAX_SPANS:
-        _limit_spans(extents)
+    _merge_tails(ranges, cap)
+    if len(ranges) > MAX_SPANS:
+        _limit_spans(ranges)
     # 3. Choose what is too short for a span of its own. From here on `chunk` is None only for what
     #    is written.
-    _choose_inline(extents)
+    _choose_inline(ranges)
     # 4. Put what is written into chunks.
-    if any(extent.length >= LARGE and extent.chunk is None for extent in extents):
-        extents = _divide(extents, cap)
-    chunks = _build(codec, namer, extents, cap)
+    if any(range_.length >= LARGE and range_.chunk is None for range_ in ranges):
+        ranges = _divide(ranges, cap)
+    chunks = _build(codec, namer, ranges, cap)
     # 5. List the spans of the whole stream in order.
-    return _lay_out(codec, pieces, extents, chunks)
+    return _lay_out(codec, pieces, ranges, chunks)
 
 
-def _adopt(pieces: Pieces, old: Pieces) -> None:
+def _adopt(pieces: SplitState, old: SplitState) -> None:
     """Match parts without a predecessor (glue, a run under another key) with equal old parts."""
     alone = [part for part in pieces.parts if part.spans is None and not part.kept and part.leaf is None]
     sizes = {part.size for part in alone}
@@ -117,108 +117,108 @@ def _adopt(pieces: Pieces, old: Pieces) -> None:
             part.kept = [(0, part.size, other, 0)]
 
 
-def _extents(part: Part) -> list[_Extent]:
-    extents: list[_Extent] = []
+def _ranges_of(part: Part) -> list[_Range]:
+    ranges: list[_Range] = []
     at = 0
     if part.spans is not None:
         for chunk, place, size in part.spans:
-            extents.append(_Extent(part, at, size, chunk or None, place))
+            ranges.append(_Range(part, at, size, chunk or None, place))
             at += size
-        return extents
+        return ranges
     for start, length, other, offset in part.kept:
         if other.spans is None:
             continue
         if start > at:
-            _append(extents, part, at, start - at)
-        _locate(extents, part, start, length, other, offset)
+            _append(ranges, part, at, start - at)
+        _locate(ranges, part, start, length, other, offset)
         at = start + length
     if at < part.size:
-        _append(extents, part, at, part.size - at)
-    return extents
+        _append(ranges, part, at, part.size - at)
+    return ranges
 
 
-def _locate(extents: list[_Extent], part: Part, start: int, length: int, other: Part, offset: int) -> None:
+def _locate(ranges: list[_Range], part: Part, start: int, length: int, other: Part, offset: int) -> None:
     """Find `length` bytes of `other`, from `offset` on, in its chunks."""
     at, stop = 0, offset + length
     for chunk, place, size in other.spans or ():
         end = at + size
         if offset <= at and end <= stop:
-            _append(extents, part, start + at - offset, size, chunk or None, place)
+            _append(ranges, part, start + at - offset, size, chunk or None, place)
         elif (low := max(offset, at)) < (high := min(stop, end)):
-            _append(extents, part, start + low - offset, high - low, chunk or None, place + low - at)
+            _append(ranges, part, start + low - offset, high - low, chunk or None, place + low - at)
         at = end
 
 
 def _append(
-    extents: list[_Extent], part: Part, start: int, length: int, chunk: bytes | None = None, offset: int = 0
+    ranges: list[_Range], part: Part, start: int, length: int, chunk: bytes | None = None, offset: int = 0
 ) -> None:
-    """Append what comes next in a part; where it continues the last extent, the two become one."""
-    if extents:
-        last = extents[-1]
+    """Append what comes next in a part; where it continues the last range_, the two become one."""
+    if ranges:
+        last = ranges[-1]
         if last.chunk == chunk and (chunk is None or last.offset + last.length == offset):
             last.length += length
             return
-    extents.append(_Extent(part, start, length, chunk, offset))
+    ranges.append(_Range(part, start, length, chunk, offset))
 
 
-def _merge_tails(extents: list[_Extent], cap: int) -> None:
+def _merge_tails(ranges: list[_Range], cap: int) -> None:
     """Write short neighbours before what was appended again, together with it, when FAN of them have gathered.
 
     Only at the end of a run that grew: an edit in the middle says nothing about its neighbours.
     """
-    for index, extent in enumerate(extents):
-        if extent.chunk is not None or not extent.part.kept:
+    for index, range_ in enumerate(ranges):
+        if range_.chunk is not None or not range_.part.kept:
             continue
         # The part grew when the last range that it keeps ends where the earlier part ended.
-        _, length, other, offset = extent.part.kept[-1]
-        is_last = index + 1 == len(extents) or extents[index + 1].part is not extent.part
-        if offset + length != other.size or not is_last or (extent.length >= LARGE and _is_alone(extent)):
+        _, length, other, offset = range_.part.kept[-1]
+        is_last = index + 1 == len(ranges) or ranges[index + 1].part is not range_.part
+        if offset + length != other.size or not is_last or (range_.length >= LARGE and _is_alone(range_)):
             continue
-        for neighbour in extents[_merge_from(extents, index, cap) : index]:
-            neighbour.chunk = extent.chunk = None
+        for neighbour in ranges[_merge_from(ranges, index, cap) : index]:
+            neighbour.chunk = range_.chunk = None
 
 
-def _merge_from(extents: list[_Extent], index: int, cap: int) -> int:
-    part, first, total = extents[index].part, index, extents[index].length
+def _merge_from(ranges: list[_Range], index: int, cap: int) -> int:
+    part, first, total = ranges[index].part, index, ranges[index].length
     while True:
         level, reach = _level(total), first
-        while reach > 0 and _merges(extents[reach - 1], part, level):
+        while reach > 0 and _merges(ranges[reach - 1], part, level):
             reach -= 1
-        more = sum(extent.length for extent in extents[reach:first])
+        more = sum(range_.length for range_ in ranges[reach:first])
         if first - reach < FAN - 1 or total + more > cap:
             return first
         total += more
         first = reach
 
 
-def _merges(extent: _Extent, part: Part, level: int) -> bool:
-    return extent.part is part and _level(extent.length) <= level and not _is_alone(extent)
+def _merges(range_: _Range, part: Part, level: int) -> bool:
+    return range_.part is part and _level(range_.length) <= level and not _is_alone(range_)
 
 
 def _level(length: int) -> int:
     return (length >> 9).bit_length() // FAN_BITS
 
 
-def _limit_spans(extents: list[_Extent]) -> None:
+def _limit_spans(ranges: list[_Range]) -> None:
     """Write the smallest neighbours again, as one, while there are too many spans."""
-    count = _count_spans(extents)
+    count = _count_spans(ranges)
     if count <= MAX_SPANS:
         return
     while count > CALM_SPANS:
-        pairs = sorted(_pairs(extents))
+        pairs = sorted(_pairs(ranges))
         if not pairs:
             return
         for _, index in pairs[: count - CALM_SPANS]:
-            extents[index].chunk = extents[index + 1].chunk = None
-        count = _count_spans(extents)
+            ranges[index].chunk = ranges[index + 1].chunk = None
+        count = _count_spans(ranges)
 
 
-def _pairs(extents: list[_Extent]) -> list[tuple[int, int]]:
+def _pairs(ranges: list[_Range]) -> list[tuple[int, int]]:
     """Return (bytes to write again, index) of neighbours that could become one span."""
-    alone = [_is_alone(extent) for extent in extents]
+    alone = [_is_alone(range_) for range_ in ranges]
     pairs = []
-    for index in range(len(extents) - 1):
-        a, b = extents[index], extents[index + 1]
+    for index in range(len(ranges) - 1):
+        a, b = ranges[index], ranges[index + 1]
         if not (alone[index] or alone[index + 1] or b.follows(a)) and (
             a.chunk is not None or b.chunk is not None
         ):
@@ -226,24 +226,24 @@ def _pairs(extents: list[_Extent]) -> list[tuple[int, int]]:
     return pairs
 
 
-def _count_spans(extents: list[_Extent]) -> int:
+def _count_spans(ranges: list[_Range]) -> int:
     count, last = 0, None
-    for extent in extents:
-        if last is None or not (extent.follows(last) or (extent.chunk is None and last.chunk is None)):
-            count += not _is_alone(extent)
-        last = extent
+    for range_ in ranges:
+        if last is None or not (range_.follows(last) or (range_.chunk is None and last.chunk is None)):
+            count += not _is_alone(range_)
+        last = range_
     return count
 
 
-def _choose_inline(extents: list[_Extent]) -> None:
+def _choose_inline(ranges: list[_Range]) -> None:
     """Put short new stretches, and all that is shorter than a span, into the checkpoint itself."""
-    stretch: list[_Extent] = []  # neighbours that are written
-    for index, extent in enumerate((*extents, None)):
-        if extent is not None:
-            if extent.length <= SPAN_COST and not _has_neighbour(extents, index):
-                extent.chunk = None
-            if extent.chunk is None:
-                stretch.append(extent)
+    stretch: list[_Range] = []  # neighbours that are written
+    for index, range_ in enumerate((*ranges, None)):
+        if range_ is not None:
+            if range_.length <= SPAN_COST and not _has_neighbour(ranges, index):
+                range_.chunk = None
+            if range_.chunk is None:
+                stretch.append(range_)
                 continue
         if stretch and sum([written.length for written in stretch]) < INLINE:
             for written in stretch:
@@ -251,66 +251,66 @@ def _choose_inline(extents: list[_Extent]) -> None:
         stretch = []
 
 
-def _has_neighbour(extents: list[_Extent], index: int) -> bool:
-    """Tell whether an extent is one span with the one before or after it."""
-    here = extents[index]
+def _has_neighbour(ranges: list[_Range], index: int) -> bool:
+    """Tell whether an range_ is one span with the one before or after it."""
+    here = ranges[index]
     if here.chunk is None:
         return True
-    before = index > 0 and here.follows(extents[index - 1])
-    return before or (index + 1 < len(extents) and extents[index + 1].follows(here))
+    before = index > 0 and here.follows(ranges[index - 1])
+    return before or (index + 1 < len(ranges) and ranges[index + 1].follows(here))
 
 
-def _divide(extents: list[_Extent], cap: int) -> list[_Extent]:
-    """Cut new extents so that a large piece is alone and none is longer than a chunk may be."""
+def _divide(ranges: list[_Range], cap: int) -> list[_Range]:
+    """Cut new ranges so that a large piece is alone and none is longer than a chunk may be."""
     divided = []
-    for extent in extents:
-        if extent.chunk is not None or extent.length < LARGE:
-            divided.append(extent)
+    for range_ in ranges:
+        if range_.chunk is not None or range_.length < LARGE:
+            divided.append(range_)
         else:
-            divided.extend(_divided(extent, cap))
+            divided.extend(_divided(range_, cap))
     return divided
 
 
-def _divided(extent: _Extent, cap: int) -> list[_Extent]:
-    part, start, stop = extent.part, extent.start, extent.start + extent.length
-    extents, begin, last = [], start, start
+def _divided(range_: _Range, cap: int) -> list[_Range]:
+    part, start, stop = range_.part, range_.start, range_.start + range_.length
+    ranges, begin, last = [], start, start
     inner = part.ends[bisect_right(part.ends, start) : bisect_left(part.ends, stop)]
     for end in (*inner, stop):
         if end - last >= LARGE or end - begin > cap:
             if last > begin:
-                extents.append(_Extent(part, begin, last - begin))
+                ranges.append(_Range(part, begin, last - begin))
             begin = last
         if end - last >= LARGE:
             step = MAX_RAW // 2
-            extents += [_Extent(part, at, min(step, end - at)) for at in range(last, end, step)]
+            ranges += [_Range(part, at, min(step, end - at)) for at in range(last, end, step)]
             begin = end
         last = end
     if stop > begin:
-        extents.append(_Extent(part, begin, stop - begin))
-    return extents
+        ranges.append(_Range(part, begin, stop - begin))
+    return ranges
 
 
-def _is_alone(extent: _Extent) -> bool:
-    """Tell whether an extent is one large piece."""
-    if extent.length < LARGE:
+def _is_alone(range_: _Range) -> bool:
+    """Tell whether an range_ is one large piece."""
+    if range_.length < LARGE:
         return False
-    ends = extent.part.ends
-    return bisect_right(ends, extent.start) == bisect_left(ends, extent.start + extent.length)
+    ends = range_.part.ends
+    return bisect_right(ends, range_.start) == bisect_left(ends, range_.start + range_.length)
 
 
-def _build(codec: Codec, namer: Namer, extents: list[_Extent], cap: int) -> dict[bytes, bytes]:
-    """Put the new extents into chunks, in the order of the stream; a large piece gets its own."""
+def _build(codec: Codec, namer: Namer, ranges: list[_Range], cap: int) -> dict[bytes, bytes]:
+    """Put the new ranges into chunks, in the order of the stream; a large piece gets its own."""
     chunks: dict[bytes, bytes] = {}
-    waiting: list[_Extent] = []
-    for extent in extents:
-        if extent.chunk is not None:
+    waiting: list[_Range] = []
+    for range_ in ranges:
+        if range_.chunk is not None:
             continue
-        alone = extent.length >= LARGE and _is_alone(extent)
+        alone = range_.length >= LARGE and _is_alone(range_)
         size = sum([other.length for other in waiting])
-        if (waiting and size + extent.length > cap) or (alone and size >= INLINE):
+        if (waiting and size + range_.length > cap) or (alone and size >= INLINE):
             _close(codec, namer, waiting, chunks)
             waiting = []
-        waiting.append(extent)
+        waiting.append(range_)
         if alone:
             _close(codec, namer, waiting, chunks)
             waiting = []
@@ -319,38 +319,38 @@ def _build(codec: Codec, namer: Namer, extents: list[_Extent], cap: int) -> dict
     return chunks
 
 
-def _close(codec: Codec, namer: Namer, extents: list[_Extent], chunks: dict[bytes, bytes]) -> None:
-    data = encode(b"".join([_bytes(codec, extent) for extent in extents]))
+def _close(codec: Codec, namer: Namer, ranges: list[_Range], chunks: dict[bytes, bytes]) -> None:
+    data = encode(b"".join([_bytes(codec, range_) for range_ in ranges]))
     name = namer.name(data)
     chunks[name] = data
     at = 0
-    for extent in extents:
-        extent.chunk, extent.offset = name, at
-        at += extent.length
+    for range_ in ranges:
+        range_.chunk, range_.offset = name, at
+        at += range_.length
 
 
-def _bytes(codec: Codec, extent: _Extent) -> bytes | memoryview:
-    start, stop = extent.start, extent.start + extent.length
-    if extent.part.leaf is None:
-        return extent.part.cut(start, stop)
-    return memoryview(extent.part.bytes_of(codec))[start:stop]
+def _bytes(codec: Codec, range_: _Range) -> bytes | memoryview:
+    start, stop = range_.start, range_.start + range_.length
+    if range_.part.leaf is None:
+        return range_.part.cut(start, stop)
+    return memoryview(range_.part.bytes_of(codec))[start:stop]
 
 
-def _lay_out(codec: Codec, pieces: Pieces, extents: list[_Extent], chunks: dict[bytes, bytes]) -> Plan:
+def _lay_out(codec: Codec, pieces: SplitState, ranges: list[_Range], chunks: dict[bytes, bytes]) -> Plan:
     index: dict[bytes, int] = {}
     layout: Layout = []
     places: list[tuple[Part, list[tuple[bytes, int, int]]]] = []
     spans: list[tuple[bytes, int, int]] = []
     part = None
     last, begin, end = -1, 0, 0  # the last span: number of its chunk, and where it begins and ends
-    for extent in extents:
-        if extent.part is not part:  # the extents of a part are neighbours
-            part, spans = extent.part, []
+    for range_ in ranges:
+        if range_.part is not part:  # the ranges of a part are neighbours
+            part, spans = range_.part, []
             places.append((part, spans))
-        name, offset, length = extent.chunk, extent.offset, extent.length
+        name, offset, length = range_.chunk, range_.offset, range_.length
         if not name:
             spans.append((INLINED, 0, length))
-            _append_inline(layout, bytes(_bytes(codec, extent)))
+            _append_inline(layout, bytes(_bytes(codec, range_)))
             last = -1
             continue
         spans.append((name, offset, length))
@@ -371,7 +371,7 @@ def _append_inline(layout: Layout, data: bytes) -> None:
         layout.append(data)
 
 
-def place(pieces: Pieces, layout: Layout, names: list[bytes]) -> None:
+def place(pieces: SplitState, layout: Layout, names: list[bytes]) -> None:
     """Tell the parts of a state that was read back where they are stored."""
     spans = [
         (INLINED, 0, len(item)) if isinstance(item, bytes) else (names[item[0]], *item[1:]) for item in layout

@@ -31,7 +31,7 @@ from typing import Any
 from outlive.errors import Unencodable
 from outlive.format.codec import MAX_NESTED, Codec, is_utf8, may_hold_bytes
 from outlive.format.extensions import MAP, Raw
-from outlive.format.part import Alignment, LayoutChanged, Part
+from outlive.format.part import Alignment, LayoutChanged, PackedRun, Part
 
 LARGE = 64 * 1024  # a str or bytes from here on has a part of its own
 SPLIT = 2 * 1024  # a container below this stays whole
@@ -78,7 +78,7 @@ Node = Leaf | Branch
 
 
 @dataclass(slots=True)
-class Pieces:
+class SplitState:
     """A split state: its parts in the order of the stream, and the tree to split the next one against."""
 
     root: Node | None
@@ -91,7 +91,7 @@ class Pieces:
         return sum([part.size + 40 * len(part.ends) + 200 for part in self.parts])
 
 
-def split(codec: Codec, value: Any, old: Pieces | None = None) -> Pieces:
+def split(codec: Codec, value: Any, old: SplitState | None = None) -> SplitState:
     """Split `value`, and share equal parts with `old`.
 
     Raises Unencodable with the path of what is not data.
@@ -103,15 +103,15 @@ def split(codec: Codec, value: Any, old: Pieces | None = None) -> Pieces:
         codec.pack(value)  # inside the tree a path is relative; this one starts at the state
         raise
     if isinstance(node, bytes):
-        return Pieces(None, [Part(node, [len(node)])], len(node))
+        return SplitState(None, [Part(node, [len(node)])], len(node))
     parts = _flatten(node)
-    return Pieces(node, parts, sum([part.size for part in parts]), splitter.leaves)
+    return SplitState(node, parts, sum([part.size for part in parts]), splitter.leaves)
 
 
 @dataclass(slots=True)
 class _Splitter:
     _codec: Codec
-    _old: Pieces | None
+    _old: SplitState | None
     leaves: dict[int, Part] = field(default_factory=dict)
 
     def visit(self, value: Any, old: Node | None, limit: int) -> bytes | Node:
@@ -220,58 +220,57 @@ class _Splitter:
         old = run.part
         # 1. Pack all of it: native code packs faster than Python can ask what has changed.
         if old.size <= SEGMENT:
-            data, start = self._pack_whole(elements, is_dict)
+            packed = self._pack_whole(elements, is_dict)
         else:
-            data, start = self._pack_along(elements, is_dict, old)
+            packed = self._pack_along(elements, is_dict, old)
         # msgpack has one type for bytes and bytearray; only a full split tells them apart.
         if old.holds_bytes and self._byte_types(elements, is_dict) is bytearray:
             raise LayoutChanged
-        # 2. The same bytes as before: the old run is the new one. A start below 0 says that they
-        #    were compared.
-        size = len(data) - start
-        if size == old.size and (start < 0 or old.starts(data, start)):
+        # 2. The same bytes as before: the old run is the new one.
+        data, start, follows_old = packed
+        size = packed.size
+        if size == old.size and (follows_old or old.starts(data, start)):
             return run
         # 3. So short that storing it again costs less than a span.
         if 0 < size <= SHORT and not may_hold_bytes(data):
             return ElementRun(Part(data[start:], [size], [len(elements)]), len(elements))
         # 4. Find what it has in common with the old one.
-        part = Alignment(self, elements, is_dict, limit, data, start, size).align(old)
+        part = Alignment(self, elements, is_dict, limit, packed).align(old)
         return ElementRun(part, len(elements))
 
     def _byte_types(self, elements: list[Any], is_dict: bool) -> type | None:
         return self._codec.byte_types([list(pair) for pair in elements] if is_dict else elements)
 
-    def _pack_along(self, elements: list[Any], is_dict: bool, old: Part) -> tuple[bytes, int]:
-        """Pack a run; return the bytes and where in them it starts.
+    def _pack_along(self, elements: list[Any], is_dict: bool, old: Part) -> PackedRun:
+        """Pack a long run in segments that are compared at once.
 
-        A long one is packed in segments that are compared at once: they stay in the processor's
-        cache, and one buffer for all would be new memory for every save, which takes longer than
-        packing. When all of the old run is there, only what follows it is returned, and the start
-        lies before the bytes.
+        They stay in the processor's cache, and one buffer for all would be new memory for every
+        save, which takes longer than packing. When all of the old run is there, only what follows
+        it is returned.
         """
         at = cuts = done = 0
         while cuts < len(old.ends):
             cuts = max(cuts + 1, bisect_right(old.ends, at + SEGMENT))
-            data, start = self._pack_whole(elements[done : old.marks[cuts - 1]], is_dict)
+            data, start, _ = self._pack_whole(elements[done : old.marks[cuts - 1]], is_dict)
             if not old.has(memoryview(data)[start:], at, old.ends[cuts - 1]):
                 break
             at, done = old.ends[cuts - 1], old.marks[cuts - 1]
-        data, start = self._pack_whole(elements[done:], is_dict)
+        data, start, _ = self._pack_whole(elements[done:], is_dict)
         if at == old.size:
-            return data, start - at
-        return b"".join((old.cut(0, at), memoryview(data)[start:])), 0
+            return PackedRun(data, start - at, follows_old=True)
+        return PackedRun(b"".join((old.cut(0, at), memoryview(data)[start:])), 0)
 
-    def _pack_whole(self, elements: list[Any], is_dict: bool) -> tuple[bytes, int]:
-        """Pack elements as one container; return the bytes and the length of the header before them."""
+    def _pack_whole(self, elements: list[Any], is_dict: bool) -> PackedRun:
+        """Pack elements as one container; they start after its header."""
         data = self._codec.pack_native(dict(elements) if is_dict else elements)
         header = _header(len(elements), is_dict)
         if not data.startswith(header):  # a key that no msgpack map can have: it went another way
             raise LayoutChanged
-        return data, len(header)
+        return PackedRun(data, len(header))
 
     def pack_run(self, elements: list[Any], is_dict: bool) -> bytes:
         """Return the bytes of neighbouring elements."""
-        data, start = self._pack_whole(elements, is_dict)
+        data, start, _ = self._pack_whole(elements, is_dict)
         return data[start:]
 
     def cut(

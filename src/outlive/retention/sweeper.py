@@ -76,7 +76,7 @@ class Sweeper:
 
     def _begin_ticking(self, every_s: float) -> None:
         self._background = self._engine.runtime.bell()
-        self._ticker = self._engine.runtime.tick(min(every_s, _LOOK_S), self._tick)
+        self._ticker = self._engine.runtime.tick("outlive-sweep", min(every_s, _LOOK_S), self._tick)
 
     async def start(self, retain: Retain | None) -> None:
         """Sweep in the background, every `retain.every_s`.
@@ -122,8 +122,8 @@ class Sweeper:
             pass  # another process sweeps, or this store closes
         except Exception as error:  # noqa: BLE001  # no caller waits for it, and the next sweep may succeed
             why = f"{type(error).__name__}: {error}"
-            self._engine.watched.tell(Event(EVENT, "", status="failed", error=why))
-            if not self._engine.watched.is_on:
+            self._engine.events.emit(Event(EVENT, "", status="failed", error=why))
+            if not self._engine.events.is_on:
                 warnings.warn(f"a sweep in the background failed: {why}", stacklevel=1)
 
     async def _is_due(self, now: float) -> bool:
@@ -196,7 +196,7 @@ class Sweeper:
             await self._note(now)
         status, error = "done" if swept.is_complete else "stopped", "; ".join(swept.problems) or None
         took = time.perf_counter() - start
-        self._engine.watched.tell(
+        self._engine.events.emit(
             Event(EVENT, "", status=status, state_bytes=swept.freed_bytes, duration_s=took, error=error)
         )
 

@@ -12,7 +12,7 @@ from outlive.backend import (
     EntryQuery,
     Removal,
     ThreadKey,
-    ThreadRow,
+    ThreadRecord,
     all_entries,
 )
 from outlive.errors import StaleBase
@@ -70,7 +70,7 @@ class ThreadSweep:
         self._pace = pace
         self._now = now
 
-    async def thread(self, key: ThreadKey, row: ThreadRow) -> bool:
+    async def thread(self, key: ThreadKey, row: ThreadRecord) -> bool:
         """Sweep a thread; tell whether anything was done."""
         retain = self._retain
         is_over = retain.ttl_s is not None and row.updated_at / 1e6 < self._now - retain.ttl_s
@@ -94,7 +94,7 @@ class ThreadSweep:
 
     # A whole thread
 
-    async def _expire(self, key: ThreadKey, row: ThreadRow) -> bool:
+    async def _expire(self, key: ThreadKey, row: ThreadRecord) -> bool:
         contents = await prune.read_contents(self._engine, key)
         reason = await self._needs(key, contents)
         if reason is not None:
@@ -136,7 +136,7 @@ class ThreadSweep:
 
     # Single checkpoints
 
-    async def _shorten(self, key: ThreadKey, row: ThreadRow, due_before: float) -> bool:
+    async def _shorten(self, key: ThreadKey, row: ThreadRecord, due_before: float) -> bool:
         contents = await prune.read_contents(self._engine, key)
         due = self.due(contents.records)
         if not any(due.values()):
@@ -224,7 +224,7 @@ class ThreadSweep:
         return True
 
     def _remember(
-        self, key: ThreadKey, row: ThreadRow, records: Sequence[CheckpointRecord], due_before: float
+        self, key: ThreadKey, row: ThreadRecord, records: Sequence[CheckpointRecord], due_before: float
     ) -> None:
         """Note that nothing is due before the oldest reaches its age, unless the thread changes."""
         if len(self._seen) > MAX_SEEN:

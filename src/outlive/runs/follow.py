@@ -38,11 +38,11 @@ async def follow(
             idle, pause_s = Deadline(idle_s), _FIRST_PAUSE_S
         if query.has_more:
             continue
-        if is_over or not idle.left_s():
+        if is_over or not idle.remaining_s():
             return
         is_over = await _is_over(engine, key, run_id)
         if not is_over:
-            await engine.runtime.bell().wait(min(idle.left_s(), pause_s * random.uniform(0.8, 1.2)))
+            await engine.runtime.sleep(min(idle.remaining_s(), pause_s * random.uniform(0.8, 1.2)))
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
 

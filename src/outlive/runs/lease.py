@@ -14,6 +14,7 @@ rank of the entry that it read, so of many claims at once exactly one succeeds.
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,7 @@ from outlive.runs import attempts
 from outlive.runs.budget import Budget
 from outlive.runs.owner import Owner
 from outlive.runs.waiting import Waiting
+from outlive.runtime.lease_clock import boot_id, lease_clock_us
 from outlive.threads.engine import Engine
 from outlive.values import moment
 
@@ -309,11 +311,9 @@ def lapses_at(entry: EntryRecord) -> dt.datetime | None:
         return None
     if is_time_of_day(entry):
         return moment(entry.until)
-    from outlive.backends.rules.clock import clock
-
     # A local store times leases by a clock that counts since the boot: convert what is left of it.
-    here = clock()
-    return moment(here.now + entry.until - here.lease) if entry.clock == here.id else None
+    left_us = entry.until - lease_clock_us()
+    return moment(time.time_ns() // 1000 + left_us) if entry.clock == boot_id() else None
 
 
 def is_time_of_day(entry: EntryRecord) -> bool:

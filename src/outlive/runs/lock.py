@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from outlive.backend import Commit, EntryRecord, ThreadKey
+from outlive.backend import Commit, EntryRecord, Fence, ThreadKey
 from outlive.errors import BadArgument, EntryHeld, LeaseLost, ThreadBusy
 from outlive.runs import lease
 from outlive.runs.lease import LOCK, RUNNING
@@ -67,7 +67,7 @@ class AsyncLock(AsyncContext):
         """
         return None if self._taken is None else self._taken.fence
 
-    def _fence_of(self, engine: Engine, thread: ThreadKey) -> tuple[str, str, int, int]:
+    def _fence_of(self, engine: Engine, thread: ThreadKey) -> Fence:
         """Return what a commit to a thread must find there. A lock that was lost still says what it was: the store refuses it."""
         if engine.namer.key != self._engine.namer.key:  # every store and tenant has one of its own
             raise BadArgument(
@@ -81,7 +81,7 @@ class AsyncLock(AsyncContext):
             raise BadArgument(
                 f"the lock on thread {self._key.id!r} was never held: use it inside its `with` block"
             )
-        return self._token(self._taken)
+        return self._taken.as_fence()
 
     async def acquire(self) -> Self:
         """Wait until the lock is free, and take it. Raises ThreadBusy when the time is up."""
@@ -91,9 +91,9 @@ class AsyncLock(AsyncContext):
                 await self._take()
                 return self
             except ThreadBusy:
-                if deadline.left_s() <= _PAUSE_S:
+                if deadline.remaining_s() <= _PAUSE_S:
                     raise
-            await self._engine.runtime.bell().wait(_PAUSE_S * random.uniform(0.5, 1.5))
+            await self._engine.runtime.sleep(_PAUSE_S * random.uniform(0.5, 1.5))
 
     async def _take(self) -> None:
         place = Place(self._engine, self._key, self._namespace)
@@ -113,7 +113,7 @@ class AsyncLock(AsyncContext):
             return
         freed = replace(entry, status="free", until=0, clock="", revision=entry.revision + 1)
         try:
-            await self._engine.commit(Commit(self._key, entries=(freed,), fence=self._token(entry)))
+            await self._engine.commit(Commit(self._key, entries=(freed,), fence=entry.as_fence()))
         except (LeaseLost, EntryHeld):
             pass  # another process holds it by now
 
@@ -127,10 +127,6 @@ class AsyncLock(AsyncContext):
 
     # What the timer asks (`renewal.py`)
 
-    @staticmethod
-    def _token(entry: EntryRecord) -> tuple[str, str, int, int]:
-        return (LOCK, entry.key, entry.epoch, entry.fence)
-
     def _is_stalled(self) -> bool:
         return False
 
@@ -141,7 +137,7 @@ class AsyncLock(AsyncContext):
         renewed = EntryRecord(
             LOCK, entry.key, None, RUNNING, entry.epoch, entry.fence, entry.revision, lease_s=self._lease_s
         )
-        return Commit(self._key, entries=(renewed,), fence=self._token(entry))
+        return Commit(self._key, entries=(renewed,), fence=entry.as_fence())
 
     def _renewed(self, is_stored: bool) -> None:
         """Do nothing: a renewal of a lock has nothing else to store."""

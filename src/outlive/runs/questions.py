@@ -164,7 +164,7 @@ async def answer(
             await engine.commit(Commit(key, entries=tuple(entries)))
         except EntryHeld:
             continue  # another answer, or the run itself, was faster: look again
-        engine.watched.tell(Event(ANSWER, key.id, run=run_id, step=name, agent=wait.agent))
+        engine.events.emit(Event(ANSWER, key.id, run=run_id, step=name, agent=wait.agent))
         wakes.tell(engine, key, entries)
         return info_of(key, run_id, answered)
     raise RunBusy(run_id, None)

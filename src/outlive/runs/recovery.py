@@ -1,8 +1,9 @@
 """Finding runs whose process died, and handing each of them to one successor.
 
-First, timers that are due wake their runs. A run can be recovered if it was released, if its lease has expired, or if its owner has certainly
-ended on this machine. `recover` claims each of them: of many processes that try, one succeeds, and
-the others see the run alive. The report names every run that was not resumed, with the reason.
+First, timers that are due wake their runs. A run can be recovered if it was released, if its lease
+has expired, or if its owner has certainly ended on this machine. `recover` claims each of them: of
+many processes that try, one succeeds, and the others see the run alive. The report names every run
+that was not resumed, with the reason.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ _PRIMARY_UNREACHABLE = (
 
 SkipCode = Literal[
     "backing_off",
+    "finished",
     "no_handler",
     "other_code_version",
     "parked",
@@ -210,7 +212,7 @@ class Recovery:
         terminator.add(id(self), lambda: None)
         try:
             works = [functools.partial(self.take, key, info) for key, info in dead]
-            await self._engine.runtime.each(works, min(concurrency, len(dead)))
+            await self._engine.runtime.each("outlive-recovery", works, min(concurrency, len(dead)))
         except BaseException:
             # Ctrl-C: handlers still work in other threads.
             await self.release_all()
@@ -297,7 +299,8 @@ class Recovery:
             self._skip(info, "start_failed", f"it cannot be started: {type(error).__name__}: {error}")
             return "skipped"
         if run.is_finished:
-            return "worked"
+            self._skip(run.info, "finished", f"it ended since it was listed: {run.status}")
+            return "skipped"
         self._live.add(run)
         try:
             async with run:

@@ -60,7 +60,7 @@ class LeaseRenewer:
             if self._ticker is None or interval_s < self._interval_s:
                 self._stop()
                 self._interval_s = interval_s
-                self._ticker = self._engine.runtime.tick(interval_s, self.beat)
+                self._ticker = self._engine.runtime.tick("outlive-renewal", interval_s, self.beat)
         terminator.add(id(self), self._terminate)
 
     def discard(self, run: LeaseHolder) -> None:
@@ -103,7 +103,7 @@ class LeaseRenewer:
         """
         for run in list(self._runs.values()):
             if run._thread_ident not in (None, threading.get_ident()):
-                self._engine.runtime.spawn(run._give_up)
+                self._engine.runtime.spawn("outlive-release", run._give_up)
 
     async def close(self) -> None:
         """Release all live runs, because the store closes.

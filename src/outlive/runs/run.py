@@ -27,7 +27,7 @@ from outlive.arguments import (
     check_run_durability,
     check_usage,
 )
-from outlive.backend import Commit, EntryRecord, Receipt, ThreadKey
+from outlive.backend import Commit, EntryRecord, Fence, Receipt, ThreadKey
 from outlive.backend.entries import WAIT
 from outlive.errors import (
     BadArgument,
@@ -234,7 +234,9 @@ class AsyncRun(AsyncContext):
         self._is_live = True
         self._heart.add(self)
         if self._options.throttle_s > 0:
-            self._ticker = self._engine.runtime.tick(self._options.throttle_s, self._flush_when_due)
+            self._ticker = self._engine.runtime.tick(
+                "outlive-throttled-save", self._options.throttle_s, self._flush_when_due
+            )
 
     # Working
 
@@ -357,8 +359,8 @@ class AsyncRun(AsyncContext):
     async def _save_later(self, state: Any, draft: Draft) -> CheckpointInfo:
         """Queue a save. It renews nothing: what the run writes meanwhile is newer."""
         if self._fence:
-            draft.fence = self._token()
-        queued = await self.thread._home._delayed(self._key).save(state, draft)
+            draft.fence = self._as_fence()
+        queued = await self.thread._store._delayed(self._key).save(state, draft)
         self._progress.moved()
         self._deferred.stored()
         return queued
@@ -366,7 +368,7 @@ class AsyncRun(AsyncContext):
     async def _store(self, state: Any, draft: Draft) -> CheckpointInfo:
         body, chunks = None, self._stream.take()
         if self._fence:
-            draft.fence = self._token()
+            draft.fence = self._as_fence()
             body = lease.pack_run(self._engine, self.info)
             draft.entries = (*self._renewals(body), *chunks)
         saved: CheckpointInfo = await self._kept(self.thread._save(state, draft))
@@ -725,7 +727,7 @@ class AsyncRun(AsyncContext):
         commit = Commit(self._key, entries=(*entries, *chunks), timeout_s=timeout_s)
         self._stop()  # a renewal that came after the end would be refused
         try:
-            await self._commit_end(status, replace(commit, fence=self._token()) if self._fence else commit)
+            await self._commit_end(status, replace(commit, fence=self._as_fence()) if self._fence else commit)
             self._stream.settle(chunks)
         except (LeaseLost, RunEnded):
             raise
@@ -754,10 +756,10 @@ class AsyncRun(AsyncContext):
             raise RunEnded(self.id, stored.status)
 
     def _tell(self, name: str, **details: Any) -> None:
-        if self._engine.watched.is_on:
+        if self._engine.events.is_on:
             info = self.info
             fields = {"run": info.id, "status": info.status, "attempt": info.attempt, "agent": info.agent}
-            self._engine.watched.tell(Event(name, info.thread, info.namespace, **{**fields, **details}))
+            self._engine.events.emit(Event(name, info.thread, info.namespace, **{**fields, **details}))
 
     def _stop(self) -> None:
         self._is_live = False
@@ -846,8 +848,8 @@ class AsyncRun(AsyncContext):
             self.id, "not running in this process any more" if self.info.status == RUNNING else self.status
         )
 
-    def _token(self) -> tuple[str, str, int, int]:
-        return (RUN, self.id, self._epoch, self._fence)
+    def _as_fence(self) -> Fence:
+        return Fence(RUN, self.id, self._epoch, self._fence)
 
     def _renewals(self, body: bytes | None = None) -> tuple[EntryRecord, ...]:
         """Return the entries that renew the leases, of a revision of their own; called under the mutex, by every write."""
@@ -879,7 +881,7 @@ class AsyncRun(AsyncContext):
     async def _commit(self, commit: Commit) -> Receipt:
         if not self._fence:
             return await self._engine.commit(commit)
-        return await self._kept(self._engine.commit(replace(commit, fence=self._token())))  # type: ignore[no-any-return]
+        return await self._kept(self._engine.commit(replace(commit, fence=self._as_fence())))  # type: ignore[no-any-return]
 
     def _is_stalled(self) -> bool:
         limit_s = self.info.progress_s
@@ -924,7 +926,7 @@ class AsyncRun(AsyncContext):
 
     def _renewal(self) -> Commit:
         """Return the commit that renews the leases, with the progress if it has news. It is of no newer revision than the last write."""
-        fence = self._token() if self._fence else None
+        fence = self._as_fence() if self._fence else None
         revision = self._revision
         body = self._progress.take_news(self._engine.codec, self.info, revision)
         return Commit(

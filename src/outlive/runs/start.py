@@ -17,7 +17,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend import Commit, EntryRecord, Receipt, Removal, ThreadKey
+from outlive.backend import Commit, EntryRecord, Fence, Receipt, Removal, ThreadKey
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
 from outlive.runs import attempts, lease, tickets, timers
 from outlive.runs.budget import Budget
@@ -121,7 +121,7 @@ class Start:
         info.owner, info.status, info.step, info.ended_at = owner, RUNNING, None, None
         info.effect_seed = info.effect_seed or new_seed()
         if info.trace is None:
-            info.trace = self._engine.watched.begin_trace(info.thread, info.id, info.agent)
+            info.trace = self._engine.events.begin_trace(info.thread, info.id, info.agent)
         info.budget = self._options.budget or info.budget
         now = moment(self._engine.runtime.now())
         info.started_at = info.started_at or now
@@ -199,9 +199,7 @@ class Start:
             run.body,
         )
 
-    async def _begin(
-        self, entries: tuple[EntryRecord, ...], fence: tuple[str, str, int, int] | None, *, is_new: bool
-    ) -> Receipt:
+    async def _begin(self, entries: tuple[EntryRecord, ...], fence: Fence | None, *, is_new: bool) -> Receipt:
         """Store the entries, and for a new run a checkpoint.
 
         So a crash in the first step leaves a checkpoint to resume from.
@@ -381,7 +379,7 @@ class Start:
                 LOCK, self._info.namespace, None, place, epoch=holding.lock_epoch, fence=holding.fence
             )
             entries.append(replace(free, revision=holding.revision + 1))
-        fence = (RUN, self._info.id, holding.epoch, holding.fence)
+        fence = Fence(RUN, self._info.id, holding.epoch, holding.fence)
         await self._engine.commit(
             Commit(self._key, entries=tuple(entries), removal=removal, fence=fence, timeout_s=_GIVE_BACK_S)
         )

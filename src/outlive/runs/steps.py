@@ -253,12 +253,12 @@ class Ledger:
                     raise
             failures += 1
             runtime = self._run._engine.runtime
-            await runtime.bell().wait(options.pause_s(failures))
+            await runtime.sleep(options.pause_s(failures))
             self._run._check_live()
             step = step.again(step.arguments, step.attempt, runtime.now(), step.effect_key)
 
     async def _call(self, step: StepInfo, call: Callable[[], Any], options: StepOptions) -> Any:
-        if self._run._engine.watched.is_on:
+        if self._run._engine.events.is_on:
             self._tell(STEP_BEGIN, step, STARTED)
         try:
             if options is DEFAULTS:
@@ -324,7 +324,7 @@ class Ledger:
             if ended:
                 self._tell(STEP_END, step, _INTERRUPTED)  # its outcome is not stored
             raise
-        if ended and self._run._engine.watched.is_on:
+        if ended and self._run._engine.events.is_on:
             self._tell(STEP_END, step, status if error is None else RAISED)
 
     async def _put(self, step: StepInfo, status: str, value: Any, error: str | None, ended: int) -> None:

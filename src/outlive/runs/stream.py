@@ -105,7 +105,7 @@ class Stream:
             self._waiting_bytes += len(chunk)
             self._idle_ticks = 0
             if self._ticker is None:
-                self._ticker = run._engine.runtime.tick(FLUSH_S, self._tick)
+                self._ticker = run._engine.runtime.tick("outlive-stream", FLUSH_S, self._tick)
         run._progress.moved()
 
     async def flush(self) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend import ABSENT, NEXT, Commit, EntryQuery, EntryRecord, ThreadKey
+from outlive.backend import ABSENT, NEXT, Commit, EntryQuery, EntryRecord, Fence, ThreadKey
 from outlive.errors import EntryHeld, StaleBase, ThreadBusy
 from outlive.runs.lease import (
     LOCK,
@@ -40,7 +40,6 @@ from outlive.threads.engine import Engine
 
 TRIES = 8
 _PAGE = 200
-Fence = tuple[str, str, int, int]  # (kind, key, epoch, fence) of an entry that must still be running
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class Place:
                 return Claim((self._taken(holder, stored, lease_s),))
             # 2. The parent holds the place: share it under the fence of the parent.
             if parent is not None and lock.run == parent and stored.status == RUNNING:
-                return Claim(fence=_fence(stored), is_shared=True)
+                return Claim(fence=stored.as_fence(), is_shared=True)
             # 3. The parent shares the place itself: join it.
             sharing = await self._sharing()
             if parent in [other.id for other in sharing]:
@@ -114,10 +113,10 @@ class Place:
     def _joined(self, stored: EntryRecord, parent: RunInfo) -> Claim:
         """Return how to join a parent that shares the place."""
         if stored.status == RUNNING:
-            return Claim(fence=_fence(stored), is_shared=True)
+            return Claim(fence=stored.as_fence(), is_shared=True)
         assert parent._entry is not None
         raised = replace(stored, revision=stored.revision + 1, expect=stored.rank)
-        return Claim((raised,), _fence(parent._entry), is_shared=True)
+        return Claim((raised,), parent._entry.as_fence(), is_shared=True)
 
     async def _sharing(self) -> list[RunInfo]:
         """Return the live runs that share the place with its holder."""
@@ -177,7 +176,3 @@ class Place:
             )
         )
         return any(entry.key == self._namespace and entry.fence == stored.fence for _, entry in live)
-
-
-def _fence(entry: EntryRecord) -> Fence:
-    return (entry.kind, entry.key, entry.epoch, entry.fence)

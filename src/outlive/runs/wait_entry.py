@@ -1,8 +1,8 @@
 """What a run waits for, as the backend stores it: a question, an event or a sleep.
 
-It is an entry of kind "wait" under (run, name). Two sides write it, the run that asks and the process
-that answers, and each write expects the rank that was read. So of an ask and an answer at the same moment
-one comes first, and the other one sees it:
+It is an entry of kind "wait" under (run, name). Two sides write it, the run that asks and the
+process that answers, and each write expects the rank that was read. So of an ask and an answer at
+the same moment one comes first, and the other one sees it:
 
 - A run parks by one commit that writes its own record and every open wait that it parks for. An
   answer that came in between changed the rank of the wait, and refuses the commit.

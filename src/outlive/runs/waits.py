@@ -214,7 +214,7 @@ class Waits:
             wait = replace(wait, entry=replace(entry, expect=None))
         if due > now:
             with self._run._branches.occupied(asked.name):
-                await self._run._engine.runtime.bell().wait((due - now) / 1e6)
+                await self._run._engine.runtime.sleep((due - now) / 1e6)
         self._known[asked.name] = replace(wait, status=EXPIRED)  # nothing is left to withdraw
 
     # Checks
@@ -352,14 +352,14 @@ class Waits:
         runtime, branches = self._run._engine.runtime, self._run._branches
         while True:
             while branches.is_busy_elsewhere():
-                await runtime.bell().wait(_QUIET_S)
-            await runtime.bell().wait(_QUIET_S)  # a branch may be about to take its next step
+                await runtime.sleep(_QUIET_S)
+            await runtime.sleep(_QUIET_S)  # a branch may be about to take its next step
             if not branches.is_busy_elsewhere():
                 return
 
     async def _is_busy(self, grace_s: float) -> bool:
         """Tell whether steps of other branches are in flight, or begin in a moment."""
-        await self._run._engine.runtime.bell().wait(grace_s)
+        await self._run._engine.runtime.sleep(grace_s)
         return self._run._branches.is_busy_elsewhere()
 
     def _others_waiting(self, group: Group, now: int) -> tuple[list[Group], list[EntryRecord]]:

@@ -48,7 +48,7 @@ def tell(engine: Engine, key: ThreadKey, entries: Iterable[EntryRecord]) -> None
     """Tell the watcher of the store if a commit with these entries woke a run."""
     for entry in entries:
         if (entry.kind, entry.status) == (RUN, RELEASED):
-            engine.watched.tell(Event(WAKE, key.id, run=entry.key, status=RELEASED))
+            engine.events.emit(Event(WAKE, key.id, run=entry.key, status=RELEASED))
 
 
 class _Parked:

@@ -125,7 +125,7 @@ class AsyncWorker:
         In the main thread, SIGTERM drains it, unless the program has a signal handler of its own.
         """
         terminator.add_drain(id(self), self.drain)
-        watching = self._engine.runtime.spawn(self._watch)
+        watching = self._engine.runtime.spawn("outlive-watch", self._watch)
         self._heart.add(self._record)
         try:
             await self._loop()
@@ -167,7 +167,7 @@ class AsyncWorker:
                 except StoreClosed:
                     break
                 except OutliveError:  # the loop meets the same error, and waits longer
-                    await self._engine.runtime.bell().wait(_WATCH_S)
+                    await self._engine.runtime.sleep(_WATCH_S)
                     continue
                 if is_woken:
                     self._queue.is_stale = True
@@ -306,7 +306,7 @@ class AsyncWorker:
                 await self._engine.runtime.shielded(self._slots.free(slots))
                 self._end(job)
 
-        job.hand = self._engine.runtime.hand(working)
+        job.hand = self._engine.runtime.hand("outlive-worker", working)
 
     def _end(self, job: _Job) -> None:
         if job.place is not None:
@@ -357,7 +357,7 @@ class AsyncWorker:
         tasks = [hand for hand in hands if hand.cancel()]
         deadline = Deadline(_GIVE_BACK_S)
         for task in tasks:
-            await task.wait(deadline.left_s())
+            await task.wait(deadline.remaining_s())
         await self._recovery.release_all()
 
 

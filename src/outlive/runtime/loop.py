@@ -22,7 +22,16 @@ from typing import Any, TypeVar
 
 from outlive.errors import WrongLoop
 from outlive.runtime.fork import reset_in_child
-from outlive.runtime.runtime import Hand, Signal, SyncRuntime, Task, Ticker, Work, call_in_thread
+from outlive.runtime.runtime import (
+    Hand,
+    Signal,
+    SyncRuntime,
+    Task,
+    Ticker,
+    Work,
+    call_in_thread,
+    warn_of_failure,
+)
 
 T = TypeVar("T")
 
@@ -107,10 +116,10 @@ class Homed:
 
 
 class _LoopTask:
-    def __init__(self, home: Home, work: Work) -> None:
+    def __init__(self, home: Home, name: str, work: Work) -> None:
         self._home = home
         home.enter()
-        self._task = asyncio.get_running_loop().create_task(work())
+        self._task = asyncio.get_running_loop().create_task(work(), name=name)
 
     async def wait(self, timeout_s: float | None = None) -> None:
         self._home.enter()
@@ -127,7 +136,8 @@ class _LoopTask:
 
 
 class _LoopTicker:
-    def __init__(self, home: Home, interval_s: float, work: Work) -> None:
+    def __init__(self, home: Home, name: str, interval_s: float, work: Work) -> None:
+        self._name = name
         self._interval_s = interval_s
         self._work = work
         self._home = home
@@ -135,12 +145,15 @@ class _LoopTicker:
         self.start()
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            await self._work()
+            try:
+                await self._work()
+            except Exception as error:  # noqa: BLE001  # nobody waits for it, and the next time may succeed
+                warn_of_failure(self._name, error)
 
     def stop(self) -> None:
         self._home.discard(self)
@@ -221,17 +234,20 @@ class AsyncRuntime(SyncRuntime):
     def check_loop(self) -> None:
         self.home.enter()
 
-    def spawn(self, work: Work) -> Task:
-        return _LoopTask(self.home, work)
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
-    def hand(self, work: Work) -> Hand:
-        return _LoopTask(self.home, work)
+    def spawn(self, name: str, work: Work) -> Task:
+        return _LoopTask(self.home, name, work)
+
+    def hand(self, name: str, work: Work) -> Hand:
+        return _LoopTask(self.home, name, work)
 
     async def call(self, function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(call_in_thread(function))
 
-    def tick(self, interval_s: float, work: Work) -> Ticker:
-        return _LoopTicker(self.home, interval_s, work)
+    def tick(self, name: str, interval_s: float, work: Work) -> Ticker:
+        return _LoopTicker(self.home, name, interval_s, work)
 
     def thread_ident(self) -> int | None:
         return None
@@ -248,7 +264,7 @@ class AsyncRuntime(SyncRuntime):
                 if task.done():
                     raise
 
-    async def each(self, works: Sequence[Work], limit: int) -> None:
+    async def each(self, name: str, works: Sequence[Work], limit: int) -> None:
         todo, errors = list(reversed(works)), list[Exception]()
 
         async def work_off() -> None:
@@ -258,7 +274,7 @@ class AsyncRuntime(SyncRuntime):
                 except Exception as error:  # noqa: BLE001  # raised after the others have ended
                     errors.append(error)
 
-        tasks = [asyncio.create_task(work_off()) for _ in range(limit)]
+        tasks = [asyncio.create_task(work_off(), name=name) for _ in range(limit)]
         try:
             await asyncio.gather(*tasks)
         finally:  # if the caller is cancelled, all of them end first

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextvars
 import os
 import random
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -44,7 +46,7 @@ class Deadline:
         self.timeout_s = timeout_s
         self._end = None if timeout_s is None else time.monotonic() + timeout_s
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Return the time that is left, 0 if it is over."""
         return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
 
@@ -52,10 +54,10 @@ class Deadline:
         """Start counting again."""
         self._end = time.monotonic() + seconds
 
-    def moved(self) -> None:
+    def note_progress(self) -> None:
         """Note progress; a deadline for idle time starts again."""
 
-    def remaining_s(self) -> float | None:
+    def as_timeout_s(self) -> float | None:
         """Return the timeout for the rest of the call; None means no limit."""
         return None if self._end is None else max(0.001, round(self._end - time.monotonic(), 3))
 
@@ -105,11 +107,15 @@ class Runtime(Protocol):
         """Raise WrongLoop if the store is in use in another event loop."""
         ...
 
-    def spawn(self, work: Work) -> Task:
-        """Start `work` in the background."""
+    async def sleep(self, seconds: float) -> None:
+        """Wait; return at once if the time is over already."""
         ...
 
-    def hand(self, work: Work) -> Hand:
+    def spawn(self, name: str, work: Work) -> Task:
+        """Start `work` in the background. Threads and tasks get the name."""
+        ...
+
+    def hand(self, name: str, work: Work) -> Hand:
         """Start `work` in a thread or a task, for a caller that keeps track of it."""
         ...
 
@@ -117,10 +123,11 @@ class Runtime(Protocol):
         """Call a function that may block: in a thread where there is an event loop."""
         ...
 
-    def tick(self, interval_s: float, work: Work) -> Ticker:
+    def tick(self, name: str, interval_s: float, work: Work) -> Ticker:
         """Repeat `work` in the background until it is stopped.
 
-        It does not keep the process alive.
+        It does not keep the process alive. What it raises is shown as a warning, and it is repeated
+        all the same.
         """
         ...
 
@@ -136,7 +143,7 @@ class Runtime(Protocol):
         """Finish `work` even if the caller is cancelled."""
         ...
 
-    async def each(self, works: Sequence[Work], limit: int) -> None:
+    async def each(self, name: str, works: Sequence[Work], limit: int) -> None:
         """Do all works, at most `limit` at a time, in threads or in tasks.
 
         With a limit of 1 the caller does them itself. After an error no further work starts, and
@@ -162,8 +169,19 @@ class Runtime(Protocol):
         ...
 
 
+def warn_of_failure(name: str, error: Exception) -> None:
+    """Report an error of background work, which no caller waits for."""
+    import traceback  # slow to import
+
+    text = "".join(traceback.format_exception(error)).rstrip()
+    try:
+        warnings.warn(f"{name} failed, and will be tried again: {text}", RuntimeWarning, stacklevel=2)
+    except RuntimeWarning:  # warnings are errors in this process: the work must not end by that
+        sys.stderr.write(f"{name} failed, and will be tried again: {text}\n")
+
+
 class _ThreadTask:
-    def __init__(self, work: Work, name: str = "outlive-saver", *, daemon: bool = False) -> None:
+    def __init__(self, name: str, work: Work, *, daemon: bool = False) -> None:
         self._thread = threading.Thread(target=lambda: run_now(work()), name=name, daemon=daemon)
         self._thread.start()
 
@@ -178,15 +196,16 @@ class _ThreadTask:
 
 
 class _ThreadTicker:
-    def __init__(self, interval_s: float, work: Work) -> None:
+    def __init__(self, name: str, interval_s: float, work: Work) -> None:
         self._stop = threading.Event()
-        threading.Thread(
-            target=self._run, args=(interval_s, work), name="outlive-ticker", daemon=True
-        ).start()
+        threading.Thread(target=self._run, args=(name, interval_s, work), name=name, daemon=True).start()
 
-    def _run(self, interval_s: float, work: Work) -> None:
+    def _run(self, name: str, interval_s: float, work: Work) -> None:
         while not self._stop.wait(interval_s):
-            run_now(work())
+            try:
+                run_now(work())
+            except Exception as error:  # noqa: BLE001  # nobody waits for it, and the next time may succeed
+                warn_of_failure(name, error)
 
     def stop(self) -> None:
         self._stop.set()
@@ -235,7 +254,7 @@ class _ThreadMutex:
         self._lock.release()
 
 
-def _in_threads(works: Sequence[Work], limit: int) -> None:
+def _in_threads(name: str, works: Sequence[Work], limit: int) -> None:
     todo, errors, lock = list(reversed(works)), list[BaseException](), threading.Lock()
 
     def take() -> Work | None:
@@ -250,7 +269,7 @@ def _in_threads(works: Sequence[Work], limit: int) -> None:
                 errors.append(error)
 
     # Daemons: Ctrl-C in the thread that waits must end the process, whatever the other threads do.
-    threads = [threading.Thread(target=work_off, name="outlive-recovery", daemon=True) for _ in range(limit)]
+    threads = [threading.Thread(target=work_off, name=name, daemon=True) for _ in range(limit)]
     for thread in threads:
         thread.start()
     try:
@@ -272,17 +291,20 @@ class SyncRuntime:
     def check_loop(self) -> None:
         """Do nothing: a sync store is used from any thread."""
 
-    def spawn(self, work: Work) -> Task:
-        return _ThreadTask(work)
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(max(0.0, seconds))  # noqa: ASYNC251  # the sync side blocks
 
-    def hand(self, work: Work) -> Hand:
-        return _ThreadTask(work, "outlive-worker", daemon=True)
+    def spawn(self, name: str, work: Work) -> Task:
+        return _ThreadTask(name, work)
+
+    def hand(self, name: str, work: Work) -> Hand:
+        return _ThreadTask(name, work, daemon=True)
 
     async def call(self, function: Callable[[], T]) -> T:
         return function()
 
-    def tick(self, interval_s: float, work: Work) -> Ticker:
-        return _ThreadTicker(interval_s, work)
+    def tick(self, name: str, interval_s: float, work: Work) -> Ticker:
+        return _ThreadTicker(name, interval_s, work)
 
     def thread_ident(self) -> int | None:
         return threading.get_ident()
@@ -293,12 +315,12 @@ class SyncRuntime:
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
         return await work
 
-    async def each(self, works: Sequence[Work], limit: int) -> None:
+    async def each(self, name: str, works: Sequence[Work], limit: int) -> None:
         if limit == 1:
             for work in works:
                 await work()
         else:
-            _in_threads(works, limit)
+            _in_threads(name, works, limit)
 
     async def call_within(self, timeout_s: float, function: Callable[[], Any]) -> tuple[bool, Any]:
         future = call_in_thread(function)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-from outlive.backend import ThreadKey
+from outlive.backend import Fence, ThreadKey
 from outlive.errors import BadArgument
 from outlive.runs.effect_keys import EffectKey
 from outlive.runs.lease import RunInfo
@@ -344,7 +344,7 @@ class Lock(SyncContext):
         """
         return self._lock.fence
 
-    def _fence_of(self, engine: Engine, thread: ThreadKey) -> tuple[str, str, int, int]:
+    def _fence_of(self, engine: Engine, thread: ThreadKey) -> Fence:
         return self._lock._fence_of(engine, thread)
 
     def acquire(self) -> Self:

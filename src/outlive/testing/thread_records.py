@@ -19,7 +19,7 @@ from outlive.backend import (
     Receipt,
     ThreadKey,
     ThreadQuery,
-    ThreadRow,
+    ThreadRecord,
     WriteRecord,
 )
 from outlive.backend import commit as commit_one
@@ -112,7 +112,7 @@ class Probe:
         record = (await self.backend.read(self.thread, namespace)).record
         return None if record is None else record.id
 
-    async def row(self) -> ThreadRow | None:
+    async def row(self) -> ThreadRecord | None:
         rows = await self.backend.threads(ThreadQuery(self.thread.tenant, only=self.thread.id))
         return rows[0] if rows else None
 

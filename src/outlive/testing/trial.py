@@ -17,10 +17,10 @@ from typing import Any, Self, TypeVar, cast
 import pytest
 
 from outlive.backend import Backend, ThreadKey
-from outlive.backends.local.inline import SyncLocal
+from outlive.backends.local.async_local import AsyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.local.protocol import Local
-from outlive.backends.local.threaded import AsyncLocal
+from outlive.backends.local.sync_local import SyncLocal
 from outlive.backends.server.urls import BackendFactory
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec

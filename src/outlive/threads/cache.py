@@ -13,7 +13,7 @@ from outlive.backend import CachedHead, CheckpointRecord, Cursor
 from outlive.format.codec import Codec
 from outlive.format.manifest import layout_of
 from outlive.format.planner import place
-from outlive.format.splitter import Pieces, split
+from outlive.format.splitter import SplitState, split
 from outlive.runtime.fork import reset_in_child
 
 Key = tuple[bytes, str]  # (thread's digest, namespace)
@@ -25,7 +25,7 @@ class Base:
 
     record: CheckpointRecord
     generation: int
-    pieces: Pieces | None = None
+    pieces: SplitState | None = None
     stream: bytes | None = None
     save: object | None = None  # the delayed save that brought it, when it may not be stored yet
 
@@ -43,7 +43,7 @@ class Base:
             return stream or b""
         return b"".join([part.bytes_of(codec) for part in pieces.parts])
 
-    def split(self, codec: Codec) -> Pieces | None:
+    def split(self, codec: Codec) -> SplitState | None:
         """Return the pieces, made from the stream when they are asked for first.
 
         Two threads may do so at the same time: each makes its own, and one of them stays.

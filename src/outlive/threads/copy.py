@@ -19,11 +19,11 @@ from outlive.backend import (
     EntryRecord,
     Receipt,
     ThreadKey,
-    ThreadRow,
+    ThreadRecord,
     WriteRecord,
     entry_pages,
     retry_stale,
-    thread_row,
+    thread_record,
 )
 from outlive.backend.entries import COPIED
 from outlive.backend.transfer import (
@@ -75,7 +75,7 @@ async def into_thread(
     await retry_stale(target.id, attempt, errors=(StaleBase, MetadataMoved))
 
 
-async def into_store(source: Engine, target: Engine, key: ThreadKey, row: ThreadRow) -> int:
+async def into_store(source: Engine, target: Engine, key: ThreadKey, row: ThreadRecord) -> int:
     """Copy a thread, or what is new of it, into another store; return how many checkpoints."""
     for _ in range(_TRIES):
         try:
@@ -85,7 +85,7 @@ async def into_store(source: Engine, target: Engine, key: ThreadKey, row: Thread
         except Corrupt:
             if not await source.has_moved(key, row.generation):
                 raise
-        current = await thread_row(source.backend, key, heads=True)
+        current = await thread_record(source.backend, key, heads=True)
         if current is None:
             return 0  # deleted meanwhile
         row = current
@@ -144,7 +144,7 @@ class _Copy:
         check = _checks(source, key)
         self._transfer = Transfer(source.backend, target.backend, key, check, self._put, target.namer.name)
 
-    async def run(self, row: ThreadRow) -> int:
+    async def run(self, row: ThreadRecord) -> int:
         source, target, key = self._source.backend, self._target.backend, self._key
         stored = await self._target.records(key)
         records = list(reversed(await self._source.records(key)))
@@ -174,11 +174,11 @@ class _Copy:
             # All of a page is there after this commit, or nothing of it.
             await self._put(await self._transfer.with_chunks(commit))
 
-    async def _send_info(self, row: ThreadRow) -> None:
+    async def _send_info(self, row: ThreadRecord) -> None:
         if row.info is None:
             return
         refuse_unopened(row.info)
-        there = await thread_row(self._target.backend, self._key)
+        there = await thread_record(self._target.backend, self._key)
         if there is not None and (there.info_version, there.info or b"") >= (row.info_version, row.info):
             return
         commit = Commit(self._key, merge=True, info=row.info, info_projection=row.info_projection)

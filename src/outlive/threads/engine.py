@@ -19,6 +19,7 @@ from outlive.backend import (
     CheckpointRecord,
     Commit,
     EntryRecord,
+    Fence,
     HistoryQuery,
     ReadResult,
     Receipt,
@@ -26,6 +27,7 @@ from outlive.backend import (
     WriteRecord,
     all_records,
 )
+from outlive.backend import commit as commit_to
 from outlive.errors import (
     BadArgument,
     CheckpointExists,
@@ -44,11 +46,11 @@ from outlive.errors import (
 from outlive.events import LOAD, SAVE, Event, EventSink
 from outlive.format import chunk, manifest
 from outlive.format.codec import Codec
-from outlive.format.pending_writes import NOTHING, Written, describe_writes, write_record
 from outlive.format.planner import Plan, plan_chunks
 from outlive.format.splitter import split
 from outlive.runtime.runtime import Deadline, Runtime
 from outlive.threads.cache import Base, Cache
+from outlive.threads.pending_writes import NOTHING, Written, describe_writes, write_record
 from outlive.values import CheckpointInfo, PendingWrite, moment
 
 _REBASES = 5  # how often a save may lose against deletions by others before it gives up
@@ -66,7 +68,7 @@ class Draft:
     step: int | None = None
     source: str = "loop"
     run: str | None = None
-    fence: tuple[str, str, int, int] | None = None
+    fence: Fence | None = None
     entries: tuple[EntryRecord, ...] = ()
     replace: bool = False
     writes: tuple[PendingWrite, ...] = ()
@@ -90,7 +92,7 @@ class Prepared:
     written: Written = NOTHING
 
 
-Confirm = Callable[[ThreadKey | None], Awaitable[None]]  # of a thread, or of all
+ConfirmDeletion = Callable[[ThreadKey | None], Awaitable[None]]  # of a thread, or of all
 
 
 async def _confirmed(thread: ThreadKey | None) -> None:
@@ -111,25 +113,25 @@ class Engine:
         cache: Cache,
         runtime: Runtime,
         *,
-        watched: EventSink | None = None,
+        events: EventSink | None = None,
         timeout_s: float | None = None,
-        confirm: Confirm = _confirmed,
+        confirm_deletion: ConfirmDeletion = _confirmed,
     ) -> None:
-        self.watched = watched or EventSink()
-        self._is_watched = self.watched.is_on
+        self.events = events or EventSink()
+        self._is_watched = self.events.is_on
         self.backend = backend
         self.codec = codec
         self.namer = namer
         self.cache = cache
         self.runtime = runtime
         self.timeout_s = timeout_s  # of commits without their own
-        self.confirm = confirm  # makes sure that a removal reaches both stores of a pair
+        self.confirm_deletion = confirm_deletion  # makes sure that a removal reaches both stores of a pair
 
     def with_codec(self, codec: Codec) -> Engine:
         """Return an engine on the same store, cache and settings that packs values in another way."""
         return Engine(
             self.backend, codec, self.namer, self.cache, self.runtime,
-            watched=self.watched, timeout_s=self.timeout_s, confirm=self.confirm,
+            events=self.events, timeout_s=self.timeout_s, confirm_deletion=self.confirm_deletion,
         )  # fmt: skip
 
     async def commit(self, commit: Commit) -> Receipt:
@@ -139,10 +141,7 @@ class Engine:
         """
         if commit.timeout_s is None:
             commit.timeout_s = self.timeout_s
-        (result,) = await self.backend.commit_all([commit])
-        if isinstance(result, Receipt):
-            return result
-        raise result
+        return await commit_to(self.backend, commit)
 
     # Saving
 
@@ -154,7 +153,7 @@ class Engine:
         if self._is_watched:
             took_s = time.perf_counter() - start
             event = Event(SAVE, key.id, saved.namespace, saved.id, saved.run, duration_s=took_s)
-            self.watched.tell(replace(event, state_bytes=saved.state_bytes, new_bytes=saved.new_bytes))
+            self.events.emit(replace(event, state_bytes=saved.state_bytes, new_bytes=saved.new_bytes))
         return saved
 
     async def save_with_receipt(
@@ -186,20 +185,19 @@ class Engine:
         """Commit a state once; None when its checkpoint was there and was deleted meanwhile."""
         # 1. Split and plan. Nothing is stored yet.
         prepared = await self.prepare(key, state, draft, cache)
-        prepared.commit.timeout_s = draft.timeout_s = deadline.remaining_s()
+        prepared.commit.timeout_s = draft.timeout_s = deadline.as_timeout_s()
         # 2. Commit: all of it or none. A crash here leaves the parent as head.
         try:
-            try:
-                receipt = await self.commit(prepared.commit)
-            except StaleBase as stale:
-                receipt = await self._commit_rebased(prepared, stale, deadline)
+            receipt = await self._commit_or_rebase(prepared, deadline)
         except StaleBase:
-            raise
+            raise  # the caller reads the newest state and tries again
         except BaseException as error:
             # Saved or not: the next save must read what is there.
             self.cache.drop(key.digest, draft.namespace)
+            # A replacement is no new checkpoint, so the backend does not look for its id first: an
+            # earlier attempt of the caller may be what moved the head or ended the lease.
             if draft.replace and isinstance(error, HeadMoved | LeaseLost):
-                draft.timeout_s = deadline.remaining_s()
+                draft.timeout_s = deadline.as_timeout_s()
                 if (stored := await self._stored(key, prepared)) is not None:
                     return describe(key, stored, draft), Receipt(0, 0, existing=stored)
             raise
@@ -207,21 +205,23 @@ class Engine:
         if receipt.existing is None:
             return self.remember(key, prepared, receipt), receipt
         # Or its id is there already: is it the same save again?
-        draft.timeout_s = deadline.remaining_s()
+        draft.timeout_s = deadline.as_timeout_s()
         try:
             repeated = await self.compare(key, prepared, receipt.existing)
         except StoreUnavailable as error:  # it is there, and whether it is the same could not be read
             raise OutcomeUnknown(key.id, draft.id, deadline.timeout_s, str(error)) from error
         return None if repeated is None else (repeated, receipt)
 
-    async def _commit_rebased(self, prepared: Prepared, stale: StaleBase, deadline: Deadline) -> Receipt:
-        """Commit in a newer generation, when that still has all chunks that the save shares."""
-        if stale.generation is None or not prepared.plan.shared <= stale.chunks:
-            raise stale
-        timeout_s, token = deadline.remaining_s(), os.urandom(8)
-        return await self.commit(
-            replace(prepared.commit, generation=stale.generation, timeout_s=timeout_s, token=token)
-        )
+    async def _commit_or_rebase(self, prepared: Prepared, deadline: Deadline) -> Receipt:
+        """Commit; in a newer generation, if that still has all chunks that the save shares."""
+        try:
+            return await self.commit(prepared.commit)
+        except StaleBase as stale:
+            if stale.generation is None or not prepared.plan.shared <= stale.chunks:
+                raise
+            timeout_s, token = deadline.as_timeout_s(), os.urandom(8)
+            rebased = replace(prepared.commit, generation=stale.generation, timeout_s=timeout_s, token=token)
+        return await self.commit(rebased)
 
     async def prepare(self, key: ThreadKey, state: Any, draft: Draft, cache: Cache | None) -> Prepared:
         """Split, plan and describe a save without changing anything; without a cache it shares nothing."""
@@ -352,7 +352,7 @@ class Engine:
         loaded = await self._load(key, namespace, id, at, timeout_s)
         if loaded is not None and self._is_watched and (record := loaded[0].record) is not None:
             event = Event(LOAD, key.id, namespace, record.id, record.run, state_bytes=record.size)
-            self.watched.tell(replace(event, duration_s=time.perf_counter() - start))
+            self.events.emit(replace(event, duration_s=time.perf_counter() - start))
         return loaded
 
     async def _load(

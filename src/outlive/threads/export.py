@@ -23,7 +23,7 @@ from outlive.backend import (
     Receipt,
     ThreadKey,
     ThreadQuery,
-    ThreadRow,
+    ThreadRecord,
     WriteRecord,
     retry_stale,
 )
@@ -31,7 +31,7 @@ from outlive.errors import BadArgument, CallerError, Corrupt, MetadataMoved, New
 from outlive.format import manifest
 from outlive.format.planner import Plan, plan_chunks
 from outlive.format.readable import Json, changed, changes, packed, readable, readable_text, text_of
-from outlive.format.splitter import Pieces, split
+from outlive.format.splitter import SplitState, split
 from outlive.threads.engine import Draft, Engine, Located
 from outlive.threads.metadata import check_vacant, drop_stray_writes, open_info, pack_info
 from outlive.values import micros, moment
@@ -90,7 +90,7 @@ class _Export:
             ]
         return document
 
-    def _info(self, rows: Sequence[ThreadRow]) -> dict[str, Json]:
+    def _info(self, rows: Sequence[ThreadRecord]) -> dict[str, Json]:
         metadata, origin = open_info(self._engine, rows[0] if rows else None)
         fields: dict[str, Json] = {}
         if metadata:
@@ -245,7 +245,7 @@ class _Import:
         self._key = key
         self._ids: set[tuple[str, str]] = set()
         self._states: dict[tuple[str, str], Json] = {}
-        self._bases: dict[str, Pieces] = {}
+        self._bases: dict[str, SplitState] = {}
         self._chunks: dict[bytes, bytes] = {}
         self._seq = 0
         self.writes: list[WriteRecord] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from outlive.backend import ThreadCursor, ThreadKey, ThreadQuery, ThreadRow, escape
+from outlive.backend import ThreadCursor, ThreadKey, ThreadQuery, ThreadRecord, escape
 from outlive.errors import Corrupt
 from outlive.runtime.wrong_mode import AsyncItems
 from outlive.threads.engine import Engine
@@ -46,7 +46,7 @@ class Threads(AsyncItems[ThreadInfo]):
         self._heads = heads
         self._damaged = damaged
         self._is_near = False  # a damaged row is near: read one by one up to it
-        self._page: list[ThreadRow] = []
+        self._page: list[ThreadRecord] = []
         self._ended = False
 
     def __aiter__(self) -> AsyncIterator[ThreadInfo]:
@@ -63,7 +63,7 @@ class Threads(AsyncItems[ThreadInfo]):
                 return info
         raise StopAsyncIteration
 
-    async def next_row(self) -> ThreadRow | None:
+    async def next_row(self) -> ThreadRecord | None:
         while not self._page and not self._ended:
             limit = _PAGE if self._left is None or self._filter else min(_PAGE, self._left)
             await self._turn(1 if self._is_near else limit)

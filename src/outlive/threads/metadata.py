@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from outlive.backend import Commit, Removal, ThreadKey, ThreadRow, thread_row
+from outlive.backend import Commit, Removal, ThreadKey, ThreadRecord, thread_record
 from outlive.errors import Corrupt, ThreadNotEmpty, refuse_unopened, well_formed
 from outlive.format import manifest
 from outlive.threads.engine import Engine, Located
@@ -21,7 +21,7 @@ def pack_info(
     return body, manifest.projection(metadata)
 
 
-def open_info(engine: Engine, row: ThreadRow | None) -> tuple[dict[str, Any], tuple[str, str] | None]:
+def open_info(engine: Engine, row: ThreadRecord | None) -> tuple[dict[str, Any], tuple[str, str] | None]:
     """Return the metadata of a thread and the (thread, checkpoint) it was forked from."""
     if row is None or row.info is None:
         return {}, None
@@ -34,7 +34,7 @@ def open_info(engine: Engine, row: ThreadRow | None) -> tuple[dict[str, Any], tu
         return metadata, tuple(origin) if origin else None
 
 
-def describe_thread(engine: Engine, key: ThreadKey, row: ThreadRow) -> ThreadInfo:
+def describe_thread(engine: Engine, key: ThreadKey, row: ThreadRecord) -> ThreadInfo:
     """Return a listed thread as the user sees it."""
     with Located(key, None):
         metadata, forked_from = open_info(engine, row)
@@ -55,7 +55,7 @@ async def check_vacant(engine: Engine, key: ThreadKey) -> int:
 
     Raises ThreadNotEmpty for any other.
     """
-    row = await thread_row(engine.backend, key)
+    row = await thread_record(engine.backend, key)
     if row is None:
         return 0
     if row.checkpoints:

@@ -195,7 +195,7 @@ async def _commit(
     key, removal = commit.thread, commit.removal or Removal()
     whole = replace(removal, chunks=tuple(dead), chunks_until=seen.revision)
     if not (removal.checkpoints or commit.rewrites or dead):
-        await engine.confirm(key)  # it may repeat a deletion that was refused
+        await engine.confirm_deletion(key)  # it may repeat a deletion that was refused
         return 0, 0, 0, True
     try:
         receipt = await engine.commit(replace(commit, removal=whole, revision=seen.revision))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
 from outlive.arguments import optional_id
-from outlive.backend import ThreadKey
+from outlive.backend import Fence, ThreadKey
 from outlive.threads.engine import Engine
 from outlive.values import Interrupt, New, PendingWrite, Source
 
@@ -16,7 +16,7 @@ class Fencing(Protocol):
 
     @property
     def fence(self) -> int | None: ...
-    def _fence_of(self, engine: Engine, thread: ThreadKey) -> tuple[str, str, int, int]: ...
+    def _fence_of(self, engine: Engine, thread: ThreadKey) -> Fence: ...
 
 
 @runtime_checkable

@@ -31,12 +31,13 @@ from outlive.backend import (
     CheckpointKey,
     CheckpointRecord,
     Commit,
+    Fence,
     Removal,
     ThreadKey,
     WriteRecord,
     lineage,
     retry_stale,
-    thread_row,
+    thread_record,
 )
 from outlive.errors import BadArgument, CheckpointMissing, Corrupt, MetadataMoved, StaleBase
 from outlive.format.diff import diff
@@ -80,7 +81,7 @@ else:  # the default is only for type checkers, which bring typing_extensions al
 _TRIES = 8
 
 
-class ThreadOwner(Protocol):
+class ThreadStore(Protocol):
     """What a thread asks of its store."""
 
     _queues: dict[bytes, Delayed]  # of delayed saves, by the digest of their thread
@@ -97,12 +98,12 @@ class AsyncThread(Generic[S]):
     """The history of one thread, in one namespace. Made by `store.thread(id)`; costs nothing until used."""
 
     def __init__(
-        self, home: ThreadOwner, engine: Engine, key: ThreadKey, namespace: str, type: type[S] | None = None
+        self, store: ThreadStore, engine: Engine, key: ThreadKey, namespace: str, type: type[S] | None = None
     ) -> None:
         self.id = key.id
         self._type = type
         self.namespace = namespace
-        self._home = home
+        self._store = store
         self._engine = engine
         self._key = key
 
@@ -145,51 +146,46 @@ class AsyncThread(Generic[S]):
                 f"this thread was opened with type={name}, and this state is a {builtins.type(state).__qualname__}; "
                 f"save a {name}, or open the thread without type="
             )
-        if self._home._is_delayed(options.get("durability")):
+        if self._store._is_delayed(options.get("durability")):
             if draft.expect is not None:
                 raise BadArgument(
                     'expect= needs an answer from the store: use durability="sync" for this save'
                 )
-            return await self._home._delayed(self._key).save(state, draft)
+            return await self._store._delayed(self._key).save(state, draft)
         return await self._save(state, draft)
 
     def _draft(self, **options: Unpack[SaveOptions]) -> Draft:
         """Check what a caller wants to save beside the state."""
-        id, parent, expect, run = (
+        id, expect, run, step = (
             options.get("id"),
-            options.get("parent"),
             options.get("expect"),
             options.get("run"),
+            options.get("step"),
         )
-        step, source, timeout_s = options.get("step"), options.get("source", "loop"), options.get("timeout_s")
-        writes, metadata, interrupts = (
-            options.get("writes"),
-            options.get("metadata"),
-            options.get("interrupts"),
-        )
-        next_nodes, completed_tasks = options.get("next_nodes"), options.get("completed_tasks")
-        replace = options.get("replace", False)
-        head = None if expect is None or isinstance(expect, New) else check_id("expect", expect)
-        # A replacement keeps the parent that the checkpoint has. A new checkpoint that expects a head follows it.
+        source, timeout_s = options.get("source", "loop"), options.get("timeout_s")
+        writes, metadata = options.get("writes"), options.get("metadata")
+        interrupts, next_nodes = options.get("interrupts"), options.get("next_nodes")
+        completed_tasks = options.get("completed_tasks")
+        parent, follows = _parent_of(options)
         return Draft(
             namespace=self.namespace,
             id=check_id("id", id) if id is not None else new_id(),
-            parent=(None if replace else head) if parent is None else check_id("parent", parent),
-            follows=parent is None and (expect is None or replace),
-            expect=None if expect is None else (self.namespace, head),
+            parent=parent,
+            follows=follows,
+            expect=None if expect is None else (self.namespace, _expected_head(expect)),
             step=step if step is None else check_step(step),
             source=source if source == "loop" else check_source(source),
             run=None if run is None else run_id_of(run),
-            replace=replace,
+            replace=options.get("replace", False),
             writes=check_writes(writes) if writes else (),
             metadata=check_metadata(metadata) if metadata else {},
             next_nodes=check_names("next_nodes", next_nodes) if next_nodes else (),
             completed_tasks=check_names("completed_tasks", completed_tasks) if completed_tasks else (),
             interrupts=check_interrupts(interrupts) if interrupts else (),
-            timeout_s=self._engine.timeout_s if timeout_s is None else self._home._timeout(timeout_s),
+            timeout_s=self._engine.timeout_s if timeout_s is None else self._store._timeout(timeout_s),
         )
 
-    def _fence(self, fence: Fencing | None) -> tuple[str, str, int, int] | None:
+    def _fence(self, fence: Fencing | None) -> Fence | None:
         """Return what a commit must find in the store for a lock to be held still."""
         if fence is None:
             return None
@@ -198,7 +194,7 @@ class AsyncThread(Generic[S]):
         return fence._fence_of(self._engine, self._key)
 
     async def _save(self, state: Any, draft: Draft) -> CheckpointInfo:
-        if self._home._queues:
+        if self._store._queues:
             await self._settled()
         return await self._engine.save(self._key, state, draft)
 
@@ -238,15 +234,15 @@ class AsyncThread(Generic[S]):
             raise BadArgument("give either a checkpoint id or a moment, not both")
         await self._settled()
         when = None if at is None else micros(at)
-        timeout_s = self._home._timeout(timeout_s)
+        timeout_s = self._store._timeout(timeout_s)
         stored = await self._engine.load(self._key, self.namespace, optional_id("id", id), when, timeout_s)
         if stored is not None:
-            await self._home._touch(self._key)
+            await self._store._touch(self._key)
         return stored
 
     async def _settled(self) -> None:
         """Wait for delayed saves of this thread, and raise the errors of those that failed."""
-        await self._home._settle(self._key)
+        await self._store._settle(self._key)
 
     # Looking back
 
@@ -296,8 +292,8 @@ class AsyncThread(Generic[S]):
             self._engine,
             self._key,
             self.namespace,
-            settle=self._home._settle,
-            touch=self._home._touch,
+            settle=self._store._settle,
+            touch=self._store._touch,
             limit=check_limit(limit),
             before=self._start(before),
             filter=check_filter(filter),
@@ -364,9 +360,9 @@ class AsyncThread(Generic[S]):
         `__interrupt__`, `__resume__`) keep the last. `fence` is a lock on this thread that must still be held.
         """
         pairs, token = check_pairs(writes), self._fence(fence)
-        deadline = Deadline(self._home._timeout(timeout_s))
+        deadline = Deadline(self._store._timeout(timeout_s))
         await self._settled()
-        target = optional_id("checkpoint", checkpoint) or await self._head_id(deadline.remaining_s())
+        target = optional_id("checkpoint", checkpoint) or await self._head_id(deadline.as_timeout_s())
         records, chunks = [], {}
         for position, (channel, value) in enumerate(pairs):
             index = CONTROL.get(check_text("channel", channel), position)
@@ -387,7 +383,7 @@ class AsyncThread(Generic[S]):
                 writes=tuple(records),
                 chunks=tuple(chunks.items()),
                 fence=token,
-                timeout_s=deadline.remaining_s(),
+                timeout_s=deadline.as_timeout_s(),
             )
         )
 
@@ -436,7 +432,7 @@ class AsyncThread(Generic[S]):
     async def fork(self, id: str, *, checkpoint: str | None = None) -> AsyncThread[S]:
         """Make a new thread that starts with one checkpoint of this one (default: the head)."""
         await self._settled()
-        target: AsyncThread[S] = self._home.thread(id, namespace=self.namespace, type=self._type)
+        target: AsyncThread[S] = self._store.thread(id, namespace=self.namespace, type=self._type)
         id_at = optional_id("checkpoint", checkpoint)
 
         async def attempt() -> AsyncThread[S] | None:
@@ -452,7 +448,7 @@ class AsyncThread(Generic[S]):
     async def copy(self, id: str) -> AsyncThread[S]:
         """Make a new thread with the whole history of this one, in all namespaces."""
         await self._settled()
-        target: AsyncThread[S] = self._home.thread(id, namespace=self.namespace, type=self._type)
+        target: AsyncThread[S] = self._store.thread(id, namespace=self.namespace, type=self._type)
 
         async def attempt() -> AsyncThread[S] | None:
             generation = (await self._engine.backend.inventory(self._key)).generation
@@ -474,7 +470,7 @@ class AsyncThread(Generic[S]):
     ) -> AsyncThread[S] | None:
         """Copy into an empty thread; None when a deletion came in between and the records must be read again."""
         metadata, forked_from = open_info(
-            self._engine, await thread_row(self._engine.backend, self._key, heads=True)
+            self._engine, await thread_record(self._engine.backend, self._key, heads=True)
         )
         info = pack_info(self._engine, metadata, origin or forked_from)
         try:
@@ -495,12 +491,12 @@ class AsyncThread(Generic[S]):
     async def info(self) -> ThreadInfo | None:
         """Return the thread as `store.threads()` lists it, or None when it does not exist."""
         await self._settled()
-        row = await thread_row(self._engine.backend, self._key, heads=True)
+        row = await thread_record(self._engine.backend, self._key, heads=True)
         return None if row is None else describe_thread(self._engine, self._key, row)
 
     async def metadata(self) -> dict[str, Any]:
         """Return the thread's own metadata (title, user, tags, ...)."""
-        return open_info(self._engine, await thread_row(self._engine.backend, self._key, heads=True))[0]
+        return open_info(self._engine, await thread_record(self._engine.backend, self._key, heads=True))[0]
 
     async def set_metadata(
         self, metadata: Mapping[str, Any], *, replace: bool = False, fence: Fencing | None = None
@@ -512,7 +508,7 @@ class AsyncThread(Generic[S]):
         new, token = check_metadata(metadata), self._fence(fence)
 
         async def attempt() -> dict[str, Any]:
-            row = await thread_row(self._engine.backend, self._key, heads=True)
+            row = await thread_record(self._engine.backend, self._key, heads=True)
             old, forked_from = open_info(self._engine, row)
             merged = {**({} if replace else old), **new}
             merged = {key: value for key, value in merged.items() if value is not None}
@@ -612,7 +608,7 @@ class AsyncThread(Generic[S]):
     async def size(self) -> Sizes:
         """Return how much the thread stores."""
         await self._settled()
-        row = await thread_row(self._engine.backend, self._key, heads=True)
+        row = await thread_record(self._engine.backend, self._key, heads=True)
         records = await self._engine.records(self._key)
         return Sizes(
             1 if row else 0, len(records), row.stored if row else 0, sum(record.size for record in records)
@@ -621,3 +617,20 @@ class AsyncThread(Generic[S]):
     async def flush(self) -> None:
         """Wait until the saves of this thread that are in the background are stored. Raises what went wrong."""
         await self._settled()
+
+
+def _expected_head(expect: str | New) -> str | None:
+    """Return the id that `expect=` names; None for a thread without a checkpoint."""
+    return None if isinstance(expect, New) else check_id("expect", expect)
+
+
+def _parent_of(options: SaveOptions) -> tuple[str | None, bool]:
+    """Return the parent of a save, and whether it follows the head, whatever that is when it is stored."""
+    parent, expect = options.get("parent"), options.get("expect")
+    if parent is not None:
+        return check_id("parent", parent), False
+    if options.get("replace", False):
+        return None, True  # it keeps the parent that the checkpoint has
+    if expect is not None:
+        return _expected_head(expect), False
+    return None, True

@@ -92,7 +92,7 @@ class Delayed:
         if self._task is not None and self._task.has_ended():
             self._task = None
         if self._task is None and self._queue:
-            self._task = self._engine.runtime.spawn(self._drain)
+            self._task = self._engine.runtime.spawn("outlive-save", self._drain)
         return self._task
 
     async def flush(self) -> None:

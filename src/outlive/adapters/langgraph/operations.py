@@ -26,14 +26,12 @@ from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import Delta, describe, kept_values, pack_state
 from outlive.adapters.langgraph.values.messages import opened
 from outlive.arguments import check_id, check_text
-from outlive.backend import Commit, ThreadKey, WriteRecord
+from outlive.backend import Commit, Fence, ThreadKey, WriteRecord
 from outlive.errors import BadArgument, CheckpointExists, CheckpointMissing, OutliveError
 from outlive.store import AsyncStore
 from outlive.threads.engine import Draft
 from outlive.threads.keep_policy import KeepPolicy
 from outlive.values import Pruned
-
-Fence = tuple[str, str, int, int]
 
 
 class Turn(Protocol):
@@ -202,7 +200,7 @@ class CheckpointOperations:
         async for info in self._store.threads():
             await delete_checkpoints_of(self.session, self.session.key(info.id), wanted)
         # A thread that lost its last checkpoint to a refused call is in no list.
-        await self._engine.confirm(None)
+        await self._engine.confirm_deletion(None)
 
     async def prune(self, threads: Sequence[str], policy: KeepPolicy | None, dry_run: bool) -> Pruned:
         """Delete the checkpoints of threads that a policy does not keep."""

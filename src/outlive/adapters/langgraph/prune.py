@@ -73,7 +73,7 @@ async def _delete_all(session: Session, key: ThreadKey, dry_run: bool) -> Pruned
     rows = await session.engine.backend.threads(ThreadQuery(key.tenant, only=key.id, heads=False))
     if not rows:
         if not dry_run:
-            await session.engine.confirm(key)  # it may repeat a call that was refused
+            await session.engine.confirm_deletion(key)  # it may repeat a call that was refused
         return Pruned()
     if not dry_run:
         await session.store.thread(key.id).delete()
@@ -156,14 +156,14 @@ async def _remove(
     first |= choose(await engine.records(key), await engine.backend.writes(key, None))
     if not first:
         if not dry_run:
-            await engine.confirm(key)  # it may repeat a call that was refused
+            await engine.confirm_deletion(key)  # it may repeat a call that was refused
         return Pruned()
     deadline = Deadline(session.timeout_s or _RETRY_S)
     while True:
         try:
             return await remove_chosen(engine, key, chosen, dry_run=dry_run)
         except StaleBase:  # others delete, or put checkpoints again
-            if not deadline.left_s():
+            if not deadline.remaining_s():
                 raise
 
 

@@ -28,7 +28,7 @@ from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.values.codec import ValueCodec
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.arguments import check_id, check_run
-from outlive.backend import HistoryQuery
+from outlive.backend import Fence, HistoryQuery
 from outlive.errors import BadArgument, HeadMoved, RunEnded
 from outlive.runs.lease import RUN, RunInfo
 from outlive.runs.run import AsyncRun
@@ -121,11 +121,12 @@ class _GraphRun:
     def __init__(self, graph: Any, run: AsyncRun, config: RunnableConfig | None) -> None:
         serde = _serde_of(graph)
         self._run = run
-        owner = cast(AsyncStore, run.thread._home)
+        owner = cast(AsyncStore, run.thread._store)
         self._codec = Session.of(owner, serde).codec
         store = owner if isinstance(run._engine.runtime, AsyncRuntime) else Store(owner)
-        epoch, fence = run._rank
-        saver = OutliveSaver(store, serde=serde)._fenced((RUN, run.id, epoch, fence) if fence else None)
+        epoch, number = run._rank
+        fence = Fence(RUN, run.id, epoch, number) if number else None
+        saver = OutliveSaver(store, serde=serde)._fenced(fence)
         self.graph = graph.copy({"checkpointer": saver})
         self.config = _config(config, run.info)
 

@@ -41,11 +41,12 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from outlive.adapters.langgraph.config import Place, place_of, thread_of
 from outlive.adapters.langgraph.listing import Listing
-from outlive.adapters.langgraph.operations import CheckpointOperations, Fence
+from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.adapters.langgraph.prune import policy_of
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.adapters.langgraph.values.user_types import listed
 from outlive.adapters.langgraph.write_order import Turn, WriteOrder
+from outlive.backend import Fence
 from outlive.errors import BadArgument, StoreClosed
 from outlive.factory import open as open_store
 from outlive.runtime.fork import reset_in_child

@@ -48,7 +48,7 @@ from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
-from outlive.backend import Commit, Receipt, ThreadKey, ThreadQuery, ThreadRow, escape
+from outlive.backend import Commit, Receipt, ThreadKey, ThreadQuery, ThreadRecord, escape
 from outlive.backend.entries import wakes
 from outlive.backends.file.disk import BUSY_S, THREADS, Disk, WriteLock, busy, translated
 from outlive.backends.file.group_writer import Batch, GroupWriter
@@ -207,14 +207,14 @@ class FileBackend(MemoryBackend):
 
     # Reading
 
-    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         """Read no more logs than the page needs."""
         if query.only is not None:
             return self._visible(ThreadKey.of(query.tenant, query.only), query.heads)
         if query.newest:
             return [table.summary() for table in self._newest(query)]
         start = None if query.after is None else escape(query.after)
-        rows: list[ThreadRow] = []
+        rows: list[ThreadRecord] = []
         keys = [
             key for key in self._threads() if key.tenant == query.tenant and key.id.startswith(query.prefix)
         ]
@@ -225,7 +225,7 @@ class FileBackend(MemoryBackend):
                 rows += self._visible(key, query.heads)
         return rows
 
-    def _visible(self, thread: ThreadKey, heads: bool) -> list[ThreadRow]:
+    def _visible(self, thread: ThreadKey, heads: bool) -> list[ThreadRecord]:
         try:
             table = self._table(thread)
         except Corrupt:
@@ -294,7 +294,7 @@ class FileBackend(MemoryBackend):
         The table that this process has cached counts as evidence too.
         """
         marked = self._marked(table.key)
-        revision = 0 if table.row is None else table.row.revision
+        revision = 0 if table.counters is None else table.counters.revision
         if revision < marked:
             raise table.log.corrupt(
                 f"{table.log.name} is an older copy of itself: it ends with commit {revision}, and {marked} were acknowledged"

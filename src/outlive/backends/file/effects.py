@@ -12,7 +12,7 @@ import ormsgpack
 from outlive.backend import CheckpointRecord, EntryRecord, ThreadKey, WriteRecord, escape, unescape
 from outlive.backend.entries import check_stored_kind
 from outlive.backends.file.log import FORMAT
-from outlive.backends.rules.view import Effect, Row
+from outlive.backends.rules.view import Counters, Effect
 from outlive.errors import BadArgument, NewerFormat
 
 # Listed here, not taken from the classes: the order is part of the format, new fields come last.
@@ -44,7 +44,7 @@ def pack_effect(effect: Effect, chunks: Sequence[Chunk]) -> bytes:
     return pack(
         (
             (effect.thread.tenant, effect.thread.id),
-            _row(effect.row),
+            _row(effect.counters),
             effect.at,
             [_checkpoint(record) for record in (*effect.checkpoints, *effect.rewrites)],
             [_chunk(chunk) for chunk in chunks],
@@ -68,7 +68,7 @@ def unpack_effect(meta: bytes, key: ThreadKey) -> tuple[Effect, list[Chunk]]:
         raise ValueError("it belongs to another thread")
     effect = Effect(
         thread=key,
-        row=Row(*row),
+        counters=Counters(*row),
         at=at,
         checkpoints=tuple(CheckpointRecord(**_named(_CHECKPOINT, values)) for values in records),
         writes=tuple(WriteRecord(**_named(_WRITE, values)) for values in writes),

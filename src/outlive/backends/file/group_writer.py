@@ -15,7 +15,7 @@ from outlive.backends.file.log import Log
 from outlive.backends.file.reserved_space import Reserve
 from outlive.backends.file.revision_marks import Marks
 from outlive.backends.file.table import LoggedTable, log_of, plain, removes
-from outlive.backends.rules.clock import clock, new_token
+from outlive.backends.rules.clock import clock, new_generation
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.expectations import check_found
 from outlive.backends.rules.view import Effect
@@ -48,7 +48,7 @@ class Batch:
         return self.fd
 
     def commit(self, commit: Commit) -> Receipt:
-        effect, receipt = decide(commit, self.table, clock(), new_token())
+        effect, receipt = decide(commit, self.table, clock(), new_generation())
         if effect is not None:
             check_found(effect, self.table)
             self._add(plain(effect))
@@ -109,8 +109,8 @@ class GroupWriter:
         with contextlib.suppress(OSError, Corrupt):
             for batch in batches:
                 table, slot = batch.table, self._index.slot(batch.table.key)
-                if slot is not None and table.row is not None and table.log.acked == table.log.end:
-                    self._marks.note(slot, table.key.digest, table.row.revision)
+                if slot is not None and table.counters is not None and table.log.acked == table.log.end:
+                    self._marks.note(slot, table.key.digest, table.counters.revision)
 
     def _announce_runs(self, batch: Batch) -> None:
         """Add new runs to the index, synced, before they are stored: a crash leaves harmless index

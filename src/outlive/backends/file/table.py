@@ -73,8 +73,8 @@ class LoggedTable(Table):
         """A stored chunk stays as it is, unless the same commit removes it."""
         if name in self._places and not effect.everything and name not in effect.removed_chunks:
             _, size, crc = self._places[name]
-            return Chunk(name, size, crc, effect.row.revision, False)
-        return Chunk(name, len(data), zlib.crc32(data, zlib.crc32(name)), effect.row.revision, True)
+            return Chunk(name, size, crc, effect.counters.revision, False)
+        return Chunk(name, len(data), zlib.crc32(data, zlib.crc32(name)), effect.counters.revision, True)
 
     def commit(self, effect: Effect, meta: bytes, chunks: list[Chunk]) -> None:
         """Apply the effect, then add its frame to the log: a failed effect is never written."""
@@ -143,8 +143,8 @@ class LoggedTable(Table):
         return pack_effect(self._bare_effect(), chunks), data
 
     def _bare_effect(self) -> Effect:
-        assert self.row is not None
-        return Effect(self.key, self.row, self.updated_at)
+        assert self.counters is not None
+        return Effect(self.key, self.counters, self.updated_at)
 
     # Chunks
 

@@ -27,7 +27,7 @@ from outlive.backend import (
     Receipt,
     ThreadKey,
     ThreadQuery,
-    ThreadRow,
+    ThreadRecord,
     Totals,
     WriteRecord,
     escape,
@@ -35,10 +35,10 @@ from outlive.backend import (
 )
 from outlive.backend.entries import RUN, check_kinds
 from outlive.backends.local.run_index import RunIndex
-from outlive.backends.rules.clock import Clock, clock, has_lapsed, lease_facts, new_token
+from outlive.backends.rules.clock import Clock, clock, has_lapsed, lease_facts, new_generation
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.expectations import check_found
-from outlive.backends.rules.view import Effect, Row, fitting, write_order
+from outlive.backends.rules.view import Counters, Effect, fitting, write_order
 from outlive.errors import Corrupt, OutliveError
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Table:
 
     def __init__(self, key: ThreadKey) -> None:
         self.key = key
-        self.row: Row | None = None
+        self.counters: Counters | None = None
         self.updated_at = 0
         self.metadata: bytes | None = None
         self.projection: str | None = None
@@ -95,17 +95,17 @@ class Table:
 
     def apply(self, effect: Effect) -> None:
         """Do what was decided. Cannot fail half-way: every row was checked before."""
-        self.row = effect.row
+        self.counters = effect.counters
         self.updated_at = effect.at
         if effect.everything:
-            self._forget_all()
+            self._delete_all()
         for pair in effect.removed:
             self._remove(pair)
         for name in effect.removed_chunks:
             del self.chunks[name]
         for name, data in effect.chunks:
             size = self.chunks[name][0] if name in self.chunks else len(data)
-            self.chunks[name] = (size, effect.row.revision)
+            self.chunks[name] = (size, effect.counters.revision)
         for record in (*effect.checkpoints, *effect.rewrites):
             self._put(record)
         for write in effect.writes:
@@ -118,7 +118,7 @@ class Table:
         if effect.info is not None:
             self.metadata, self.projection = effect.info, effect.info_projection
 
-    def _forget_all(self) -> None:
+    def _delete_all(self) -> None:
         self.metadata = self.projection = None
         for rows in (self.records, self.orders, self.chunks, self.pending, self.notes):
             rows.clear()
@@ -182,9 +182,9 @@ class Table:
         bodies = sum(len(record.body) for record in self.records.values())
         return bodies + sum(size for size, _ in self.chunks.values())
 
-    def summary(self) -> ThreadRow:
-        row = self.row or Row(0, 0, 0, 0, 0)
-        return ThreadRow(
+    def summary(self) -> ThreadRecord:
+        row = self.counters or Counters(0, 0, 0, 0, 0)
+        return ThreadRecord(
             id=self.key.id,
             generation=row.generation,
             revision=row.revision,
@@ -234,7 +234,7 @@ class MemoryBackend:
 
     def _commit(self, commit: Commit) -> Receipt:
         table = self._table(commit.thread)
-        effect, receipt = decide(commit, table, clock(), new_token())
+        effect, receipt = decide(commit, table, clock(), new_generation())
         if effect is not None:
             check_found(effect, table)
             self._apply(table, effect)
@@ -278,7 +278,7 @@ class MemoryBackend:
         timeout_s: float | None = None,
     ) -> ReadResult:
         def look(table: Table, data: ReadChunks) -> ReadResult:
-            generation = table.row.generation if table.row else 0
+            generation = table.counters.generation if table.counters else 0
             record = table.find_at(namespace, id, at)
             if record is None:
                 return ReadResult(generation)
@@ -293,13 +293,13 @@ class MemoryBackend:
         self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
         table = self._table(query.thread)
-        return (table.row.generation if table.row else 0), table.page(query)
+        return (table.counters.generation if table.counters else 0), table.page(query)
 
     def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
         def look(table: Table, data: ReadChunks) -> Page:
             page = table.page(query)
             records, names = fitting(page, table, max_bytes)
-            generation = table.row.generation if table.row else 0
+            generation = table.counters.generation if table.counters else 0
             return Page(generation, records, data(names, None), len(records) < len(page))
 
         return self._look(query.thread, look, timeout_s)
@@ -343,7 +343,7 @@ class MemoryBackend:
     def _run_index(self) -> RunIndex:
         return self._runs
 
-    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         if query.only is not None:
             table = self._table(ThreadKey.of(query.tenant, query.only))
             return [table.summary()] if table.is_listed else []
@@ -380,7 +380,7 @@ class MemoryBackend:
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         table = self._table(thread)
-        row = table.row or Row(0, 0, 0, 0, 0)
+        row = table.counters or Counters(0, 0, 0, 0, 0)
         return Inventory(row.generation, row.revision, dict(table.chunks))
 
     def fetch(

@@ -19,13 +19,13 @@ from outlive.backend import (
     Receipt,
     ThreadKey,
     ThreadQuery,
-    ThreadRow,
+    ThreadRecord,
     Totals,
     Watch,
     WriteRecord,
 )
 from outlive.backends.local.watch import Alarm, LocalWatch, bell_of
-from outlive.errors import Corrupt, OutliveError
+from outlive.errors import Corrupt, OutliveError, StoreBusy
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Local(Protocol):
     def entries(
         self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]: ...
-    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]: ...
+    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]: ...
     def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals: ...
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory: ...
     def fetch(
@@ -134,7 +134,7 @@ class LocalCalls:
     ) -> list[tuple[ThreadKey, EntryRecord]]:
         return await self._call(timeout_s, self.local.entries, query, timeout_s=timeout_s)
 
-    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         return await self._call(timeout_s, self.local.threads, query, timeout_s=timeout_s)
 
     async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
@@ -165,3 +165,8 @@ class LocalCalls:
 
     def _alarm(self) -> Alarm:
         raise NotImplementedError
+
+
+def busy(timeout_s: float | None) -> StoreBusy:
+    """Return the error of a call that waited too long for the lock of its backend."""
+    return StoreBusy(f"the store was busy in this process for {timeout_s} s; raise timeout_s")

@@ -97,12 +97,12 @@ class LocalWatch:
         """Return True when work was stored, False when the time is over."""
         deadline = Deadline(timeout_s)
         while True:
-            left_s = deadline.left_s()
+            left_s = deadline.remaining_s()
             if await self._alarm.wait(left_s if self._seen is None else min(left_s, _LOOK_S)):
                 return True
             if await self._has_moved():
                 return True
-            if not deadline.left_s():
+            if not deadline.remaining_s():
                 return False
 
     async def _has_moved(self) -> bool:

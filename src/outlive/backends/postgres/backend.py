@@ -32,7 +32,7 @@ from outlive.backend import (
     Receipt,
     ThreadKey,
     ThreadQuery,
-    ThreadRow,
+    ThreadRecord,
     Totals,
     WriteRecord,
     outcome_unknown,
@@ -71,7 +71,7 @@ from outlive.backends.postgres.save import (
 from outlive.backends.postgres.statements import PROBLEMS, VERSION, quoted, schema_script, statements
 from outlive.backends.postgres.transaction import Transaction
 from outlive.backends.postgres.watch import PostgresWatch, channel
-from outlive.backends.rules.clock import new_token
+from outlive.backends.rules.clock import new_generation
 from outlive.backends.rules.snapshot import is_plain
 from outlive.backends.server.attempts import AbandonedCommits, Attempts, lock_ms
 from outlive.errors import (
@@ -266,7 +266,7 @@ class PostgresBackend:
         key, receipt = commit.thread, Receipt(to_number(cells[1]), to_number(cells[2]))
         for draft in commit.checkpoints:
             reading = await self.read(
-                key, draft.namespace, draft.id, chunks=False, timeout_s=deadline.remaining_s()
+                key, draft.namespace, draft.id, chunks=False, timeout_s=deadline.as_timeout_s()
             )
             if reading.record is None:  # deleted since
                 raise StaleBase(key.id)
@@ -297,7 +297,7 @@ class PostgresBackend:
         """Return the stored entry."""
         entries = await self.entries(
             EntryQuery(thread.tenant, wanted.kind, thread=thread, prefix=wanted.key, limit=1),
-            timeout_s=deadline.remaining_s(),
+            timeout_s=deadline.as_timeout_s(),
         )
         return next((entry for _, entry in entries if entry.key == wanted.key), None)
 
@@ -309,7 +309,7 @@ class PostgresBackend:
                     b"%d" % lock_ms(deadline),
                     source.digest,
                     *thread_parameters(target),
-                    number(new_token()),
+                    number(new_generation()),
                     b"".join(dict.fromkeys(names)),
                 ),
                 deadline,
@@ -432,7 +432,7 @@ class PostgresBackend:
             _check(rows, thread.id)
         return entries
 
-    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         tenant, prefix, after = query.tenant, query.prefix, query.after
         if query.only is not None:
             statement = self._sql.thread
@@ -551,7 +551,7 @@ def _reading(answer: list[list[bytes | None]], thread: ThreadKey) -> ReadResult:
     return reading
 
 
-def _thread_row(cells: Cells, tenant: str, only: str | None) -> ThreadRow:
+def _thread_row(cells: Cells, tenant: str, only: str | None) -> ThreadRecord:
     id = only if only is not None else to_text(cells[1])
     if problem := to_number(cells[0]):
         raise Corrupt(PROBLEMS[problem], thread=id)

@@ -175,7 +175,7 @@ class Connection:
                 ready = await self._wait(fileno, want, deadline)
                 if not ready:
                     raise AttemptFailed(f"no answer within {deadline.timeout_s:.3g} s", sent=True)
-                deadline.moved()
+                deadline.note_progress()
                 want = steps.send(ready)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
@@ -195,12 +195,12 @@ async def connect(
     """Connect to the first host that accepts, at any of its addresses."""
     reasons = []
     for place, host in enumerate(hosts):
-        share = Deadline(deadline.left_s() / (len(hosts) - place))
+        share = Deadline(deadline.remaining_s() / (len(hosts) - place))
         try:
             addresses = await _resolve(host, wait, share)
             for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
                 try:
-                    connection = await _open(address, wait, Deadline(share.left_s() / left))
+                    connection = await _open(address, wait, Deadline(share.remaining_s() / left))
                     return Connection(connection, wait, prepares=prepares)
                 except OperationalError as error:
                     reasons.append(_first_line(str(error)))

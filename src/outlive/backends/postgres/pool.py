@@ -92,7 +92,7 @@ class BlockingPool(Pool):
         threading.Event().wait(seconds)
 
     async def _acquire(self, deadline: Deadline) -> None:
-        left_s = deadline.left_s()
+        left_s = deadline.remaining_s()
         if not self._free.acquire(timeout=None if left_s == float("inf") else left_s):
             raise _all_taken(self._size)
 
@@ -122,7 +122,7 @@ class SuspendingPool(Pool):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append(future)
-        left_s = deadline.left_s()
+        left_s = deadline.remaining_s()
         timer = None if left_s == float("inf") else loop.call_later(left_s, self._expire, future)
         try:
             await future

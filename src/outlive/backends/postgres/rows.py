@@ -16,14 +16,14 @@ from outlive.backend import (
     CheckpointRecord,
     EntryRecord,
     ThreadKey,
-    ThreadRow,
+    ThreadRecord,
     WriteRecord,
     checksum,
     escape,
     unescape,
 )
 from outlive.backend.entries import OUTBOX, RESPONSE, STEP, STREAM, TOMBSTONE, check_stored_kind, wakes
-from outlive.backends.rules.view import Row, write_order
+from outlive.backends.rules.view import Counters, write_order
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
 CLOCK = "postgresql"  # the name of the server's clock in leases
@@ -401,12 +401,12 @@ def to_entry(cells: Cells, thread: ThreadKey) -> EntryRecord:
     return entry
 
 
-def to_thread_row(cells: Cells, key: ThreadKey, head: CheckpointRecord | None) -> ThreadRow:
+def to_thread_row(cells: Cells, key: ThreadKey, head: CheckpointRecord | None) -> ThreadRecord:
     if (None if cells[9] is None else info_checksum(cells[9])) != cells[12]:
         raise Corrupt("its metadata does not match its checksum", thread=key.id)
     if key.digest != cells[13] or key.id != to_text(cells[0]):
         raise Corrupt("its row says that it is another thread", thread=key.id)
-    return ThreadRow(
+    return ThreadRecord(
         id=key.id,
         generation=to_number(cells[1]),
         revision=to_number(cells[2]),
@@ -423,6 +423,6 @@ def to_thread_row(cells: Cells, key: ThreadKey, head: CheckpointRecord | None) -
     )
 
 
-def to_row(cells: Cells) -> Row:
+def to_row(cells: Cells) -> Counters:
     """Return the counters (generation, revision, epoch, seq, created_at, info_version)."""
-    return Row(*(to_number(cell) for cell in cells))
+    return Counters(*(to_number(cell) for cell in cells))

@@ -31,7 +31,7 @@ from outlive.backends.postgres.rows import (
     to_text,
     write_documents,
 )
-from outlive.backends.rules.clock import new_token
+from outlive.backends.rules.clock import new_generation
 from outlive.backends.rules.snapshot import is_plain
 from outlive.backends.server.attempts import lock_ms
 from outlive.errors import BadArgument
@@ -72,7 +72,7 @@ def parameters(commit: Commit, void: bytes, deadline: Deadline) -> list[Paramete
     return [
         b"%d" % lock_ms(deadline),
         *thread_parameters(commit.thread),
-        number(new_token()),
+        number(new_generation()),
         commit.token,
         void,
         number(commit.generation),

@@ -41,7 +41,7 @@ from outlive.backends.postgres.rows import (
 )
 from outlive.backends.postgres.save import thread_parameters
 from outlive.backends.postgres.statements import GONE, NO_HEAD, PROBLEMS, UNSEALED
-from outlive.backends.rules.clock import Clock, new_token
+from outlive.backends.rules.clock import Clock, new_generation
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import Snapshot, Wanted, done_before
 from outlive.backends.rules.view import Effect
@@ -79,7 +79,7 @@ class Transaction:
         seen = await self._look(Wanted.of(self._commit))
         if self._commit.token in self._tokens:
             return done_before(self._commit, seen)
-        effect, receipt = decide(self._commit, seen, Clock(self._now, self._now, CLOCK), new_token())
+        effect, receipt = decide(self._commit, seen, Clock(self._now, self._now, CLOCK), new_generation())
         if effect is not None:
             await self._apply(effect)
         return receipt
@@ -235,7 +235,7 @@ class Transaction:
                 self._key,
                 b"".join(name for name, _ in batch),
                 blobs([data for _, data in batch]),
-                number(effect.row.revision),
+                number(effect.counters.revision),
             )
 
     async def _put_checkpoints(self, records: Sequence[CheckpointRecord]) -> None:
@@ -300,7 +300,7 @@ class Transaction:
             await self._query("select pg_notify({schema}.channel_1($1), '')::text", tenant)
 
     async def _put_row(self, effect: Effect, change: Sums) -> None:
-        row = effect.row
+        row = effect.counters
         await self._query(
             "update {schema}.thread set generation = $2, revision = $3, epoch = $4, seq = $5, created_at = $6, "
             "updated_at = $7, info_version = $8, tokens = $9, checkpoints = checkpoints + $10, "

@@ -49,7 +49,7 @@ def parse_url(url: str, options: dict[str, Any]) -> BackendFactory:
 
     def connector(wait: Wait) -> Connect:
         async def dial(deadline: Deadline) -> Connection:
-            limit = Deadline(min(dial_timeout_s * len(hosts), deadline.left_s()))
+            limit = Deadline(min(dial_timeout_s * len(hosts), deadline.remaining_s()))
             connection = await connect(hosts, wait, limit, prepares=prepares, secrets=secrets)
             await connection.prepare_all(statements, deadline)
             return connection

@@ -58,7 +58,7 @@ class PostgresWatch:
         if self._pid != os.getpid():  # a forked child: the connection is the parent's
             self._pid, self._connection = os.getpid(), None
         while True:
-            if self._connection is None and await self.listen(deadline.left_s()):
+            if self._connection is None and await self.listen(deadline.remaining_s()):
                 return True
             if self._connection is not None:
                 try:
@@ -66,9 +66,9 @@ class PostgresWatch:
                 except AttemptFailed:
                     await self.close()
                     continue
-            if not deadline.left_s():
+            if not deadline.remaining_s():
                 return False
-            await self._pool.pause(min(_PAUSE_S, deadline.left_s()))
+            await self._pool.pause(min(_PAUSE_S, deadline.remaining_s()))
 
     async def close(self) -> None:
         """Stop listening."""

@@ -25,7 +25,7 @@ from outlive.backend import (
     Receipt,
     ThreadKey,
     ThreadQuery,
-    ThreadRow,
+    ThreadRecord,
     Totals,
     WriteRecord,
 )
@@ -217,7 +217,7 @@ class RedisBackend:
         pairs = rows.to_pairs(reply[1:])
         return [(thread, rows.parse_entry(thread, field, value)) for field, value in pairs]
 
-    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         if query.only is None:
             return await self._listing.threads(query, self.session.deadline(timeout_s))
         thread = ThreadKey.of(query.tenant, query.only)

@@ -23,7 +23,7 @@ from outlive.backends.redis.identity import Identity
 from outlive.backends.redis.keys import Keys, checkpoint_field, entry_field, to_bytes, to_text, write_field
 from outlive.backends.redis.repair import IndexRepair
 from outlive.backends.redis.session import Session
-from outlive.backends.rules.clock import Clock, new_token
+from outlive.backends.rules.clock import Clock, new_generation
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import (
     Snapshot,
@@ -34,7 +34,7 @@ from outlive.backends.rules.snapshot import (
     removes_only,
     unbrought,
 )
-from outlive.backends.rules.view import Row
+from outlive.backends.rules.view import Counters
 from outlive.backends.server.attempts import AbandonedCommits, Deadline
 from outlive.errors import Corrupt, NotReplicated, OutliveError, StaleBase, StoreBusy, StoreError
 
@@ -198,19 +198,21 @@ class Commits:
         while True:
             # 1. Read everything that the decision depends on, at one moment.
             reply = await self._repair.ask(
-                commit.thread, "gather", gathering.args, deadline.remaining_s(), gathering.names
+                commit.thread, "gather", gathering.args, deadline.as_timeout_s(), gathering.names
             )
             snapshot, raw_row, now = gathering.snapshot(reply)
             if not raw_row and self._options.ttl_ms:
-                snapshot.row = Row(new_token(), now, 0, 0, now)  # see `first_row` in bucket.lua
+                snapshot.counters = Counters(
+                    new_generation(), now, 0, 0, now
+                )  # see `first_row` in bucket.lua
             if gathering.is_done:
                 return await self._confirm(commit, done_before(commit, snapshot), keys, deadline)
             # 2. Decide here. Nothing is stored yet: a crash leaves the thread as it was.
-            effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), new_token())
+            effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), new_generation())
             if effect is None:
                 return await self._confirm(commit, receipt, keys, deadline)
             # 3. Apply, if the thread is still what was gathered.
-            base = messages.expected_base(commit, snapshot.row) if raw_row else None
+            base = messages.expected_base(commit, snapshot.counters) if raw_row else None
             args = messages.effect_args(effect, tokens, raw_row, base, self._options.ttl_ms, self._naming_key)
             reply = await self._send(self._session.script_call(keys, "apply", *args), commit, deadline)
             messages.check_reply(commit.thread, reply)
@@ -220,7 +222,7 @@ class Commits:
                 return messages.applied_receipt(commit.thread, receipt, reply)
             if reply[0] == b"repeated":
                 return receipt  # an attempt before did it, and its lost answer was the same
-            if deadline.left_s() <= 0:
+            if deadline.remaining_s() <= 0:
                 raise StoreBusy(f"thread {commit.thread.id!r} kept changing during this call; try again")
             await self._session.client.io_mode.pause(random.uniform(0, 0.005))
 
@@ -252,12 +254,12 @@ class Commits:
             await self._identity.check_same(attempt)
             if not wanted:
                 return await client.send(call, attempt)
-            wait_ms = max(1, int(min(attempt.left_s(), _MAX_WAIT_S) * 700))
+            wait_ms = max(1, int(min(attempt.remaining_s(), _MAX_WAIT_S) * 700))
             with_wait = Call(call.slot, call.command, call.script, ("WAIT", wanted, wait_ms))
             return self._check_replicas(commit, *await client.send(with_wait, attempt))
 
         return await self._repair.repeat(
-            commit.thread, lambda: self._session.attempt(work, deadline.remaining_s(), commit)
+            commit.thread, lambda: self._session.attempt(work, deadline.as_timeout_s(), commit)
         )
 
     async def _confirm(self, commit: Commit, receipt: Receipt, keys: Keys, deadline: Deadline) -> Receipt:

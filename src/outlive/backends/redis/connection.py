@@ -122,17 +122,17 @@ class Connection:
     @classmethod
     async def open(cls, settings: ConnectionSettings, io_mode: IOMode, deadline: Deadline) -> Connection:
         """Connect to the first address of the host that accepts; each has its share of the time."""
-        limit = Deadline(min(deadline.left_s(), settings.dial_s))
+        limit = Deadline(min(deadline.remaining_s(), settings.dial_s))
         addresses = [""] if settings.path else await look_up(settings.host, io_mode.wait, limit)
         failed = AttemptFailed(f"host {settings.host!r} cannot be found", sent=False)
         for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             connection = cls(settings, io_mode)
             try:
-                await connection._connect(address, Deadline(limit.left_s() / left))
+                await connection._connect(address, Deadline(limit.remaining_s() / left))
             except AttemptFailed as error:
                 failed = error
             else:
-                deadline.moved()
+                deadline.note_progress()
                 return connection
         raise failed
 
@@ -236,14 +236,14 @@ class Connection:
             send = functools.partial(self._socket.send, rest[:_SEND_BYTES])
             count = await self._until_ready(send, WRITE, deadline)
             rest = rest[count:]
-            deadline.moved()
+            deadline.note_progress()
 
     async def _receive(self, deadline: Deadline) -> None:
         count = await self._until_ready(lambda: self._socket.recv_into(self._buffer), READ, deadline)
         if not count:
             raise OSError("the server closed the connection")
         self._reader.feed(self._buffer, 0, count)  # type: ignore[arg-type]
-        deadline.moved()
+        deadline.note_progress()
 
     async def _until_ready(self, operation: Callable[[], T], want: int, deadline: Deadline) -> T:
         """Do an operation of the socket as soon as the socket is ready for it."""
@@ -257,7 +257,7 @@ class Connection:
                 want = WRITE
             except BlockingIOError:
                 pass
-            limit = deadline if limit_s == float("inf") else Deadline(min(deadline.left_s(), limit_s))
+            limit = deadline if limit_s == float("inf") else Deadline(min(deadline.remaining_s(), limit_s))
             if not await self._io_mode.wait(self._socket.fileno(), want, limit):
                 raise TimeoutError("no answer in time")
 

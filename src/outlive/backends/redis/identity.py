@@ -131,7 +131,7 @@ class Identity:
             await self._register_all({bucket}, deadline)
 
     async def _register_all(self, buckets: set[int], deadline: Deadline) -> None:
-        await self._session.ask(self._registration(buckets), deadline.remaining_s())
+        await self._session.ask(self._registration(buckets), deadline.as_timeout_s())
         self.buckets |= buckets
 
     def _registration(self, buckets: Iterable[int]) -> Call:
@@ -139,7 +139,7 @@ class Identity:
 
     async def complete(self, deadline: Deadline) -> None:
         """Learn of buckets that other processes have begun to use."""
-        flat = await self._session.ask(Call(self._slot, ("HGETALL", self.key)), deadline.remaining_s())
+        flat = await self._session.ask(Call(self._slot, ("HGETALL", self.key)), deadline.as_timeout_s())
         fields = dict(rows.to_pairs(flat))
         is_complete = self._note(fields) and (b"key" in fields or not self.packed_naming_key)
         # In a Cluster the list is on one node and a thread on another: a failover of the first may
@@ -163,7 +163,7 @@ class Identity:
     async def _used_buckets(self, deadline: Deadline | None = None) -> set[int]:
         """Return the buckets that have an index or a roster."""
         session = self._session
-        timeout_s = None if deadline is None else deadline.remaining_s()
+        timeout_s = None if deadline is None else deadline.as_timeout_s()
         if not session.is_sharded:
             call = Call.of(self._slot, script("used"), session.bucket_keys(0), str(BUCKETS))
             return set(await session.ask(call, timeout_s))

@@ -56,7 +56,7 @@ class _ThreadLimiter:
         """Wait for a turn. Returns False when the deadline comes first."""
         if self._semaphore.acquire(blocking=False):
             return True
-        left_s = deadline.left_s()
+        left_s = deadline.remaining_s()
         return self._semaphore.acquire(timeout=None if left_s == float("inf") else left_s)
 
     def leave(self) -> None:
@@ -97,7 +97,7 @@ class _TaskLimiter:
     async def enter(self, deadline: Deadline) -> bool:
         if not self._semaphore.locked():
             return await self._semaphore.acquire()
-        left_s = deadline.left_s()
+        left_s = deadline.remaining_s()
         try:
             async with asyncio.timeout(None if left_s == float("inf") else left_s):
                 return await self._semaphore.acquire()

@@ -18,7 +18,7 @@ from outlive.backend import (
     EntryRecord,
     ThreadKey,
     ThreadQuery,
-    ThreadRow,
+    ThreadRecord,
     Totals,
 )
 from outlive.backends.redis import rows
@@ -79,10 +79,10 @@ class Listing:
 
     # Threads
 
-    async def threads(self, query: ThreadQuery, deadline: Deadline) -> list[ThreadRow]:
+    async def threads(self, query: ThreadQuery, deadline: Deadline) -> list[ThreadRecord]:
         """Return threads by id."""
 
-        async def work() -> list[ThreadRow]:
+        async def work() -> list[ThreadRecord]:
             await self._identity.complete(deadline)
             if query.newest:
                 return await self._newest(query, deadline)
@@ -91,14 +91,14 @@ class Listing:
             buckets = sorted(self._identity.buckets)
             ranges = [Range.of(bucket, start, prefix, after) for bucket in buckets]
             merge = self._merge(threads_key, ranges, query.limit, (False, "any"), deadline)
-            page: list[ThreadRow] = []
+            page: list[ThreadRecord] = []
             while len(page) < query.limit and (lines := await merge.take(query.limit - len(page))):
                 page += await self._rows(query.tenant, lines, query.heads, deadline)
             return page
 
         return await self._repeat(work)
 
-    async def _newest(self, query: ThreadQuery, deadline: Deadline) -> list[ThreadRow]:
+    async def _newest(self, query: ThreadQuery, deadline: Deadline) -> list[ThreadRecord]:
         """Return the threads that changed last."""
         session, start, low = self._session, to_bytes(query.tenant) + b"\0", b""
         if query.before is not None:
@@ -118,7 +118,9 @@ class Listing:
                 for group in groups
                 if group
             ]
-            pages = [page for reply in await session.ask_all(calls, deadline.remaining_s()) for page in reply]
+            pages = [
+                page for reply in await session.ask_all(calls, deadline.as_timeout_s()) for page in reply
+            ]
             if torn := {part.bucket for part, page in zip(asked, pages, strict=True) if page is None}:
                 raise _TornIndex(torn)
             return [
@@ -128,7 +130,7 @@ class Listing:
 
         ranges = [Range(bucket, b"", low, b"") for bucket in sorted(self._identity.buckets)]
         page_size = min(query.limit, max(_FIRST_LINES, 3 * query.limit // max(1, len(ranges)) + 1))
-        merge, page = Merge(ask, ranges, page_size), list[ThreadRow]()
+        merge, page = Merge(ask, ranges, page_size), list[ThreadRecord]()
         while len(page) < query.limit and (lines := await merge.take(query.limit - len(page))):
             named = [Line(start + line.rest[16:], line.rest[16:], line.bucket) for line in lines]
             page += await self._rows(query.tenant, named, query.heads, deadline)
@@ -149,12 +151,12 @@ class Listing:
             )
             for group in groups
         ]
-        replies = await session.ask_all(calls, deadline.remaining_s())
+        replies = await session.ask_all(calls, deadline.as_timeout_s())
         return Totals(*(sum(reply[at] for reply in replies) for at in range(3)))
 
     async def _rows(
         self, tenant: str, lines: Sequence[Line], heads: bool, deadline: Deadline
-    ) -> list[ThreadRow]:
+    ) -> list[ThreadRecord]:
         threads = [ThreadKey.of(tenant, _id(line.rest, line.bucket)) for line in lines]
         questions = [
             _Question(thread.digest, line.bucket, pack_args((heads, line.text)), thread)
@@ -164,7 +166,7 @@ class Listing:
         listed = [self.row(thread, reply, heads) for thread, reply in zip(threads, replies, strict=True)]
         return [row for row in listed if row is not None]
 
-    def row(self, thread: ThreadKey, reply: list[Any], heads: bool) -> ThreadRow | None:
+    def row(self, thread: ThreadKey, reply: list[Any], heads: bool) -> ThreadRecord | None:
         """Return what a listing shows of a thread; None when it is not listed."""
         stored = rows.parse_row(thread, reply[0])
         if stored is None or not stored.is_listed:
@@ -179,7 +181,7 @@ class Listing:
                 )
             if reply[3] is not None:
                 head = rows.parse_record(thread, b"\0" + reply[3], reply[4] or b"")
-        return rows.thread_row(thread, stored, reply, head)
+        return rows.thread_record(thread, stored, reply, head)
 
     # Entries
 
@@ -278,7 +280,7 @@ class Listing:
             raise _TornIndex(torn)  # a line is in the wrong bucket
         calls = [self._session.script_call(key, name, question.args) for question, key in asked]
         try:
-            replies = await self._session.ask_all(calls, deadline.remaining_s())
+            replies = await self._session.ask_all(calls, deadline.as_timeout_s())
         except Corrupt:
             replies = [
                 await self._ask_one(call, question, deadline)
@@ -291,7 +293,7 @@ class Listing:
 
     async def _ask_one(self, call: Call, question: _Question, deadline: Deadline) -> Any:
         try:
-            return await self._session.ask(call, deadline.remaining_s())
+            return await self._session.ask(call, deadline.as_timeout_s())
         except Corrupt as error:
             thread_id = None if question.thread is None else question.thread.id
             raise Corrupt(error.what, thread=thread_id) from error
@@ -321,7 +323,7 @@ class Listing:
                 for group in groups
                 if group
             ]
-            replies = await session.ask_all(calls, deadline.remaining_s())
+            replies = await session.ask_all(calls, deadline.as_timeout_s())
             pages = [page for reply in replies for page in reply]
             if torn := {part.bucket for part, page in zip(asked, pages, strict=True) if page is None}:
                 raise _TornIndex(torn)

@@ -20,9 +20,9 @@ from outlive.backend.entries import wakes
 from outlive.backends.redis import rows
 from outlive.backends.redis.keys import checkpoint_field, entry_field, to_bytes, to_text, write_field
 from outlive.backends.redis.rows import pack_args
-from outlive.backends.rules.clock import Clock, new_token
+from outlive.backends.rules.clock import Clock, new_generation
 from outlive.backends.rules.snapshot import is_apart
-from outlive.backends.rules.view import Effect, Row
+from outlive.backends.rules.view import Counters, Effect
 from outlive.backends.server.attempts import StoreReplaced
 from outlive.errors import (
     BadArgument,
@@ -78,7 +78,7 @@ def commit_args(
     )
     trailing = TrailingValues(len(commit.chunks))
     header = (
-        str(new_token()),
+        str(new_generation()),
         tokens.hex(),
         None if commit.generation is None else str(commit.generation),
         commit.epoch,
@@ -109,7 +109,7 @@ def effect_args(
     effect: Effect, tokens: bytes, raw: bytes, base: tuple[Any, ...] | None, ttl_ms: int, naming_key: bytes
 ) -> list[bytes]:
     """Return the arguments of `apply.lua`, with a naming key if this process knows it."""
-    thread, row, trailing = effect.thread, effect.row, TrailingValues(len(effect.chunks))
+    thread, row, trailing = effect.thread, effect.counters, TrailingValues(len(effect.chunks))
     times = str(row.created_at), str(effect.at)
     info = (
         None
@@ -220,7 +220,7 @@ def _stored_entry(thread: ThreadKey, entry: EntryRecord, trailing: TrailingValue
     return field, False if entry.gone else trailing.add(rows.pack_entry(thread, field, entry))
 
 
-def expected_base(commit: Commit, row: Row | None) -> tuple[Any, ...] | None:
+def expected_base(commit: Commit, row: Counters | None) -> tuple[Any, ...] | None:
     """Return what must still hold when the effect is applied; None: all that was gathered."""
     if row is None or not is_apart(commit):
         return None
@@ -233,7 +233,7 @@ def deletion_args(commit: Commit, tokens: bytes, ttl_ms: int, naming_key: bytes)
     """Return the arguments of `apply.lua` that delete a thread, however damaged it is."""
     assert commit.removal is not None
     effect = Effect(
-        commit.thread, Row(new_token(), 0, 0, 0, 0), 0, everything=True, erase=commit.removal.erase
+        commit.thread, Counters(new_generation(), 0, 0, 0, 0), 0, everything=True, erase=commit.removal.erase
     )
     return effect_args(effect, tokens, b"", (False, 0, False, 0), ttl_ms, naming_key)
 
@@ -250,7 +250,7 @@ def applied_receipt(thread: ThreadKey, decided: Receipt, reply: list[Any]) -> Re
     return replace(decided, revision=_row(thread, reply).revision, freed=reply[3])
 
 
-def _row(thread: ThreadKey, reply: list[Any]) -> Row:
+def _row(thread: ThreadKey, reply: list[Any]) -> Counters:
     stored = rows.parse_row(thread, reply[1])
     if stored is None:
         raise Corrupt("its row is gone", thread=thread.id)

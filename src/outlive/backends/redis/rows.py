@@ -25,12 +25,12 @@ from outlive.backend import (
     EntryRecord,
     Rank,
     ThreadKey,
-    ThreadRow,
+    ThreadRecord,
     WriteRecord,
 )
 from outlive.backend.entries import check_stored_kind
 from outlive.backends.redis.keys import to_bytes, to_text
-from outlive.backends.rules.view import Row
+from outlive.backends.rules.view import Counters
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
 CLOCK = "redis"  # leases are timed by the server
@@ -271,7 +271,7 @@ def parse_entry(thread: ThreadKey, field: bytes, value: bytes | None) -> EntryRe
 class StoredThread:
     """The row of a thread, with its counts."""
 
-    row: Row
+    row: Counters
     tokens: bytes  # in hex
     updated_at: int
     checkpoints: int
@@ -299,7 +299,7 @@ def parse_row(thread: ThreadKey, raw: bytes | None) -> StoredThread | None:
     *numbers, tokens = content.split(b" ")
     generation, revision, epoch, seq, created_at, updated_at, *counts = map(int, numbers)
     checkpoints, writes, entries, stored_bytes, info_version, has_info, has_end = counts
-    row = Row(generation, revision, epoch, seq, created_at, info_version)
+    row = Counters(generation, revision, epoch, seq, created_at, info_version)
     return StoredThread(
         row, tokens, updated_at, checkpoints, writes, entries, stored_bytes, bool(has_info), bool(has_end)
     )
@@ -346,11 +346,11 @@ def parse_info(
     return value[:-8]
 
 
-def thread_row(
+def thread_record(
     thread: ThreadKey, stored: StoredThread, reply: Sequence[Any], head: CheckpointRecord | None
-) -> ThreadRow:
+) -> ThreadRecord:
     row, projection = stored.row, reply[2]
-    return ThreadRow(
+    return ThreadRecord(
         thread.id, row.generation, row.revision, row.epoch, row.seq, stored.checkpoints, stored.bytes, row.created_at,
         stored.updated_at, parse_info(thread, stored, reply[1], projection), None if projection is None else projection.decode(),
         row.info_version, head,

@@ -157,7 +157,7 @@ class _PoolsByAddress:
         """Ask servers in turn until a reply is accepted; each has its share of the time."""
         reason = "there is no server to ask"
         for left, pool in zip(range(len(pools), 0, -1), pools, strict=True):
-            share = Deadline(min(deadline.left_s() / left, _ASK_S))
+            share = Deadline(min(deadline.remaining_s() / left, _ASK_S))
             try:
                 (reply,) = await pool.call([command], share)
             except AttemptFailed as failed:

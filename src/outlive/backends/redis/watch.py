@@ -53,7 +53,7 @@ class RedisWatch:
             self._connection.close()  # this process's copy of what its parent uses
             self._connection = None
         while True:
-            if self._connection is None and await self.listen(deadline.left_s()):
+            if self._connection is None and await self.listen(deadline.remaining_s()):
                 return True
             if self._connection is not None:
                 try:
@@ -65,9 +65,9 @@ class RedisWatch:
                 except BaseException:  # cancelled: the connection was closed
                     self._connection = None
                     raise
-            if not deadline.left_s():
+            if not deadline.remaining_s():
                 return False
-            await self._io_mode.pause(min(_PAUSE_S, deadline.left_s()))
+            await self._io_mode.pause(min(_PAUSE_S, deadline.remaining_s()))
 
     async def _message(self, connection: Connection, deadline: Deadline) -> bool:
         """Wait for one message, and take those that came with it."""

@@ -1,14 +1,13 @@
-"""The moment of a commit, by the clocks of this machine, and the token of a new generation."""
+"""The moment of a commit, by the clocks of this machine, and the number of a new generation."""
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from dataclasses import dataclass
 
 from outlive.backend import WALL, EntryRecord
-from outlive.runtime.fork import call_in_child
+from outlive.runtime.lease_clock import boot_id, lease_clock_us
 
 
 @dataclass(slots=True)
@@ -26,46 +25,14 @@ class Clock:
         return self.lease + int(lease_s * 1e6), self.id
 
 
-def new_token() -> int:
+def new_generation() -> int:
     """Return a new random generation: a thread created again never looks like the one before."""
     return int.from_bytes(os.urandom(8)) >> 1
 
 
 def clock() -> Clock:
     """Return wall time, and a clock for leases that runs during suspension and nobody can set."""
-    lease = time.clock_gettime_ns(_LEASE_CLOCK) - _offset_ns()
-    return Clock(time.time_ns() // 1000, lease // 1000, boot_id())
-
-
-_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former is Linux's
-
-
-@functools.cache
-def _offset_ns() -> int:
-    """Return how far the lease clock is shifted here.
-
-    A container with its own time namespace shares leases with processes outside.
-    """
-    try:
-        with open("/proc/self/timens_offsets", encoding="ascii") as file:
-            lines = [line.split() for line in file]
-    except OSError:
-        return 0
-    shifts = {name: int(seconds) * 1_000_000_000 + int(nanos) for name, seconds, nanos in lines}
-    return shifts.get("boottime", 0)
-
-
-call_in_child(_offset_ns.cache_clear)  # a child may be in another namespace
-
-
-@functools.cache
-def boot_id() -> str:
-    """Name the clock for leases: it starts again with the machine."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return "unknown"
+    return Clock(time.time_ns() // 1000, lease_clock_us(), boot_id())
 
 
 def lease_facts() -> dict[str, object]:

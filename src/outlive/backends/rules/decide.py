@@ -1,4 +1,7 @@
-"""What a commit does, decided once for all backends: the servers repeat only the plain saves.
+"""What a commit does, decided once for every engine.
+
+Servers decide a plain save themselves, in one round trip (`snapshot.is_plain`), and are held to the
+same rules by the contract.
 
 `decide` reads a thread through a `View` and either refuses the commit or returns its `Effect`: the
 exact rows to put and to remove. A backend then applies the effect in its own way, removals first.
@@ -31,27 +34,27 @@ from outlive.backend import (
 from outlive.backend.entries import check_kinds
 from outlive.backends.rules.clock import Clock
 from outlive.backends.rules.expectations import check, finds_chunks
-from outlive.backends.rules.view import Effect, Row, View
+from outlive.backends.rules.view import Counters, Effect, View
 from outlive.errors import BadArgument
 
 
-def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect | None, Receipt]:
+def decide(commit: Commit, view: View, clock: Clock, new_generation: int) -> tuple[Effect | None, Receipt]:
     """Return what a commit does and its receipt; no effect when its checkpoint is there already.
 
-    `token` is a new generation.
+    `new_generation` is a new generation.
     """
     # 1. A commit that was done before is answered as done. This comes before all expectations: a
     #    client that repeats a commit because it lost the answer must not be told that the head has
     #    moved, by its own save.
     if commit.entries:
         check_kinds(commit.entries)
-    row = view.row
+    row = view.counters
     existing = _repeated(commit, view) if commit.replace else _existing(commit, view)
     if existing is not None and row is not None:
         return None, Receipt(row.generation, row.revision, existing=existing)
     # 2. What the commit expects must hold; one refusal refuses all of it.
     check(commit, view, row, clock)
-    row = row or Row(token, 0, 0, 0, clock.now)
+    row = row or Counters(new_generation, 0, 0, 0, clock.now)
     # 3. What is removed: of what the commit names, only what is there.
     removal = commit.removal or _NOTHING
     removed = tuple([key for key in removal.checkpoints if view.has(key)])
@@ -67,8 +70,8 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
     is_disturbed = bool(
         removal.everything or removed or dead_chunks or rewrites or uses_stored or placed.disturbs
     )
-    new = Row(
-        generation=token if is_disturbed else row.generation,
+    new = Counters(
+        generation=new_generation if is_disturbed else row.generation,
         revision=max(row.revision + 1, _greatest_fence(commit)) if commit.merge else row.revision + 1,
         epoch=placed.epoch,
         seq=placed.seq,
@@ -86,7 +89,7 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         entries = [*entries, *_tombstones(removal, removed, new, clock)]
     effect = Effect(
         thread=commit.thread,
-        row=new,
+        counters=new,
         at=clock.now,
         checkpoints=tuple(placed.stored),
         rewrites=tuple([record for _, record in rewrites]),
@@ -156,7 +159,7 @@ def _is_repeat(draft: CheckpointRecord, stored: CheckpointRecord) -> bool:
 class _Placing:
     """Assigns each draft its place in the order: the next seq, or the seq of another store."""
 
-    def __init__(self, commit: Commit, view: View, row: Row, now: int) -> None:
+    def __init__(self, commit: Commit, view: View, row: Counters, now: int) -> None:
         self._commit = commit
         self._view = view
         self._now = now
@@ -246,7 +249,7 @@ def _rewritten(commit: Commit, view: View) -> list[tuple[CheckpointRecord, Check
     return pairs
 
 
-def _writes(commit: Commit, view: View, row: Row) -> tuple[WriteRecord, ...]:
+def _writes(commit: Commit, view: View, row: Counters) -> tuple[WriteRecord, ...]:
     """Return the writes to store: the first of an index wins, unless its checkpoint is replaced.
 
     A control write gets a rank, and the last one wins.
@@ -281,7 +284,7 @@ class _Reencrypted:
 _UNCHANGED = _Reencrypted(ReencryptedBodies(), cast(View, None))
 
 
-def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> list[EntryRecord]:
+def _entries(commit: Commit, view: View, row: Counters, clock: Clock) -> list[EntryRecord]:
     accepted = []
     is_judged = commit.merge and not commit.overrules
     tombstone = view.entry(TOMBSTONE, "") if is_judged else None
@@ -307,7 +310,9 @@ def _merge_rank(entry: EntryRecord) -> tuple[Rank, str, bytes]:
     return entry.rank, entry.status, entry.body or b""
 
 
-def _settled_entry(entry: EntryRecord, stored: EntryRecord | None, row: Row, clock: Clock) -> EntryRecord:
+def _settled_entry(
+    entry: EntryRecord, stored: EntryRecord | None, row: Counters, clock: Clock
+) -> EntryRecord:
     body, status = entry.body, entry.status
     if body is None:
         body = stored.body if stored is not None else b""
@@ -343,7 +348,7 @@ def _wanted_chunks(
 
 
 def _tombstones(
-    removal: Removal, removed: Iterable[CheckpointKey], row: Row, clock: Clock
+    removal: Removal, removed: Iterable[CheckpointKey], row: Counters, clock: Clock
 ) -> list[EntryRecord]:
     """Return entries that record what was removed: up to which seq and revision, and when."""
     keys = [""] if removal.everything else [tombstone_key(*pair) for pair in removed]
@@ -361,7 +366,7 @@ def _tombstones_for(draft: CheckpointRecord, view: View) -> list[EntryRecord]:
     return [tomb for tomb in tombstones if tomb is not None and order <= (tomb.epoch, tomb.until)]
 
 
-def _after_tombstones(commit: Commit, view: View, row: Row) -> tuple[int, int]:
+def _after_tombstones(commit: Commit, view: View, row: Counters) -> tuple[int, int]:
     """Return the (epoch, seq) after which copied records are placed in a deleted thread.
 
     No seq is used again. And where a tombstone applies, the other store of a pair would take the
@@ -389,7 +394,7 @@ def _dead_chunks(removal: Removal, view: View) -> tuple[tuple[bytes, ...], int]:
     return tuple(dead), freed
 
 
-def _info(commit: Commit, view: View, row: Row) -> bytes | None:
+def _info(commit: Commit, view: View, row: Counters) -> bytes | None:
     """Return the thread's metadata when it changes."""
     if not commit.merge or commit.overrules:
         return commit.info
@@ -397,7 +402,7 @@ def _info(commit: Commit, view: View, row: Row) -> bytes | None:
     return commit.info if sent > stored else None
 
 
-def _info_version(commit: Commit, row: Row) -> int:
+def _info_version(commit: Commit, row: Counters) -> int:
     """Return the version of metadata that changes."""
     if commit.merge:
         return max(0 if commit.overrules else row.info_version, commit.info_version or 0)

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from outlive.backend import ABSENT, NEXT, CheckpointKey, CheckpointRecord, Commit, EntryRecord, WriteRecord
+from outlive.backend import (
+    ABSENT,
+    NEXT,
+    CheckpointKey,
+    CheckpointRecord,
+    Commit,
+    EntryRecord,
+    Fence,
+    WriteRecord,
+)
 from outlive.backends.rules.clock import Clock, has_lapsed
-from outlive.backends.rules.view import Effect, Row, View
+from outlive.backends.rules.view import Counters, Effect, View
 from outlive.errors import (
     EntryHeld,
     EpochPassed,
@@ -19,11 +28,11 @@ from outlive.errors import (
 )
 
 
-def check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
+def check(commit: Commit, view: View, row: Counters | None, clock: Clock) -> None:
     """Raise for the first expectation that fails: the fence first, so that a zombie learns that."""
     thread = commit.thread.id
     if commit.fence is not None:
-        _check_fence(thread, *commit.fence, view)
+        _check_fence(thread, commit.fence, view)
     keeps_epoch = commit.epoch is not None and (commit.strict or not commit.merge)
     if keeps_epoch and row is not None and (commit.epoch or 0) < row.epoch:
         raise EpochPassed(thread, commit.epoch or 0, row.epoch)
@@ -59,7 +68,7 @@ def brought(commit: Commit) -> set[CheckpointKey]:
     return pairs | {write.checkpoint_key for write in commit.writes}
 
 
-def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
+def _check_turn(commit: Commit, view: View, row: Counters | None) -> None:
     """Check that the commit is the next one: nothing is missing before it or newer."""
     following = row.seq + 1 if row is not None else 1
     is_out = any(draft.seq != following and view.find(*draft.key) is None for draft in commit.checkpoints)
@@ -70,10 +79,10 @@ def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
         raise OutOfTurn(commit.thread.id)
 
 
-def _check_fence(thread: str, kind: str, key: str, epoch: int, fence: int, view: View) -> None:
-    entry = view.entry(kind, key)
-    if entry is None or (entry.epoch, entry.fence) != (epoch, fence) or entry.status != "running":
-        raise LeaseLost(thread, kind, key, fence, entry.fence if entry else None)
+def _check_fence(thread: str, fence: Fence, view: View) -> None:
+    entry = view.entry(fence.kind, fence.key)
+    if entry is None or entry.as_fence() != fence or entry.status != "running":
+        raise LeaseLost(thread, fence.kind, fence.key, fence.number, entry.fence if entry else None)
 
 
 def _check_head(commit: Commit, namespace: str, expected: str | None, view: View) -> None:

@@ -25,7 +25,7 @@ from outlive.backend import (
     tombstone_key,
 )
 from outlive.backends.rules.expectations import brought, named
-from outlive.backends.rules.view import Row
+from outlive.backends.rules.view import Counters
 
 T = TypeVar("T")
 WriteKey = tuple[str, str, str, int]  # (namespace, checkpoint, task, index)
@@ -113,7 +113,7 @@ class Wanted:
             (entry.kind, entry.key) for entry in (*commit.entries, *(old for old, _ in reencrypted.entries))
         ]
         if commit.fence is not None:
-            entries.append(commit.fence[:2])
+            entries.append((commit.fence.kind, commit.fence.key))
         # A merge must not bring back what was removed: look for tombstones.
         if commit.merge or any(draft.seq for draft in commit.checkpoints):
             keys = [tombstone_key(*draft.key) for draft in commit.checkpoints]
@@ -142,7 +142,7 @@ def _once(items: Iterable[T]) -> list[T]:
 class Snapshot:
     """A thread as it was at one revision, as far as one commit looks at it: a `View`."""
 
-    row: Row | None
+    counters: Counters | None
     is_listed: bool = False
     checkpoints: int = 0
     records: dict[CheckpointKey, CheckpointRecord] = field(default_factory=dict)
@@ -182,12 +182,12 @@ class Snapshot:
 
 def done_before(commit: Commit, seen: Snapshot) -> Receipt:
     """Return the receipt of a commit that was done the first time it came: what is stored now."""
-    assert seen.row is not None
+    assert seen.counters is not None
     records = [seen.find(*draft.key) for draft in commit.checkpoints]
     notes = [seen.entry(entry.kind, entry.key) for entry in commit.entries]
     return Receipt(
-        seen.row.generation,
-        seen.row.revision,
+        seen.counters.generation,
+        seen.counters.revision,
         checkpoints=tuple(record for record in records if record is not None),
         entries=tuple(stored or entry for stored, entry in zip(notes, commit.entries, strict=True)),
         writes=commit.writes,

@@ -11,7 +11,7 @@ Records = tuple[CheckpointRecord, ...]
 
 
 @dataclass(slots=True)
-class Row:
+class Counters:
     """The counters of a thread."""
 
     generation: int
@@ -26,7 +26,7 @@ class View(Protocol):
     """How `decide` looks at one thread. Everything that it answers is of one moment."""
 
     @property
-    def row(self) -> Row | None:
+    def counters(self) -> Counters | None:
         """The counters; None if nothing was ever committed. A deleted thread keeps its counters."""
         ...
 
@@ -79,11 +79,11 @@ class Effect:
     """A commit resolved: what to remove and what to put, in the order in which to apply it.
 
     `everything`, `removed`, `removed_chunks`; then `chunks`, `checkpoints` and `rewrites`, `writes`,
-    `entries`, the metadata, and `row`.
+    `entries`, the metadata, and `counters`.
     """
 
     thread: ThreadKey
-    row: Row  # the new counters
+    counters: Counters  # the new counters
     at: int  # when the thread was updated: microseconds since 1970 (UTC)
     checkpoints: Records = ()  # put; one with the same namespace and id is overwritten
     rewrites: Records = ()  # the same

@@ -39,20 +39,20 @@ class Attempt(Deadline):
     __slots__ = ("_call", "_idle_s")
 
     def __init__(self, call: Deadline, number: int) -> None:
-        left_s = call.left_s()
+        left_s = call.remaining_s()
         max_idle_s = _MAX_IDLE_S if left_s < float("inf") else _MAX_IDLE_S * 2**number
         self._idle_s = min(left_s / 2 if left_s > _LAST_ATTEMPT_S else left_s, max_idle_s)
         self._call = call
         super().__init__(self._idle_s)
 
-    def moved(self) -> None:
+    def note_progress(self) -> None:
         """Bytes were sent or received: the connection is alive."""
-        self.extend(min(self._idle_s, self._call.left_s()))
+        self.extend(min(self._idle_s, self._call.remaining_s()))
 
 
 def lock_ms(deadline: Deadline) -> int:
     """Return how long the server may wait for a lock: a little less than its client waits."""
-    return max(1, int(min(deadline.left_s(), _MAX_IDLE_S) * 0.85 * 1000))
+    return max(1, int(min(deadline.remaining_s(), _MAX_IDLE_S) * 0.85 * 1000))
 
 
 class AbandonedCommits:
@@ -148,7 +148,7 @@ class Attempts:
         pause_s = longest_s * random.uniform(0.5, 1.0)
         self.count += 1
         tried_enough = self._max_retries is not None and self.count > self._max_retries
-        if tried_enough or self.deadline.left_s() <= pause_s:
+        if tried_enough or self.deadline.remaining_s() <= pause_s:
             raise self._failure(failed, commit) from failed
         await self._pause(pause_s)
 

@@ -25,7 +25,7 @@ async def wait_blocking(fileno: int, want: int, deadline: Deadline) -> int:
     """Wait in this thread, without suspending."""
     poller = select.poll()
     poller.register(fileno, (select.POLLIN if want & READ else 0) | (select.POLLOUT if want & WRITE else 0))
-    left_s = deadline.left_s()
+    left_s = deadline.remaining_s()
     events = poller.poll(None if left_s == float("inf") else left_s * 1000)
     if not events:
         return 0
@@ -38,7 +38,7 @@ async def wait_suspended(fileno: int, want: int, deadline: Deadline) -> int:
     """Wait in the event loop."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[int] = loop.create_future()
-    left_s = deadline.left_s()
+    left_s = deadline.remaining_s()
     timer = None if left_s == float("inf") else loop.call_later(left_s, _settle, future, 0)
     if want & READ:
         loop.add_reader(fileno, _settle, future, READ)

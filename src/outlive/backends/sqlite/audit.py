@@ -9,24 +9,24 @@ from typing import Any
 import apsw
 
 from outlive.backend import unescape
+from outlive.backends.sqlite.checked_thread import RECENT_US, THREADS, UncheckedThread, listed_key
 from outlive.backends.sqlite.connection import fetch_one
-from outlive.backends.sqlite.entries import audit_entries, thread_key
-from outlive.backends.sqlite.rows import RECORD, TABLES, Rows, chunk_crc
-from outlive.backends.sqlite.thread_row import RECENT_US, THREADS, UncheckedThread
+from outlive.backends.sqlite.entries import audit_entries
+from outlive.backends.sqlite.view import RECORD, TABLES, SQLiteView, chunk_crc
 from outlive.errors import Corrupt
 
 
 class Audit:
     """Looks at every row of one thread, and lists what is wrong."""
 
-    def __init__(self, db: apsw.Connection, view: Rows) -> None:
+    def __init__(self, db: apsw.Connection, view: SQLiteView) -> None:
         self._db = db
         self._view = view
         self._damage: list[Corrupt] = []
 
     def run(self) -> list[Corrupt]:
         view = self._view
-        if view.row is None:
+        if view.counters is None:
             return []
         self._try(lambda: view.check_count(None))
         sql = "select info, info_json, info_checksum from thread where key = ?"
@@ -73,12 +73,13 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
     rows: list[Any] = db.execute(f"{THREADS} where not t.listed").fetchall()
     for row in rows:
         try:
-            view = Rows(db, thread_key(row[2], row[3], row[1]), unchecked=UncheckedThread.of(row))
+            view = SQLiteView(db, listed_key(row), unchecked=UncheckedThread.of(row))
             # Worded as by the audit of that thread, so that `verify` lists each problem once.
             damage += Audit(db, view).run()
         except Corrupt as error:
             damage.append(error)
-        if row[24] is not None or row[26] is not None:
+        *_, info, _, check = row
+        if info is not None or check is not None:
             damage.append(Corrupt("a thread without content has metadata"))
     sql = (
         "select tenant, id from roster except select tenant, id from thread where listed "

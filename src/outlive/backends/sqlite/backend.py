@@ -4,7 +4,7 @@ WAL, `synchronous=FULL`, one writer at a time by BEGIN IMMEDIATE. Commits that w
 one transaction and so one fsync; a refused one is rolled back alone. A crash at any moment leaves
 the last committed transaction: SQLite rolls back the rest when the file is opened next.
 
-Every row carries a checksum over all of its columns. Rows that could vanish without a trace are
+Every row carries a checksum over all of its columns. SQLiteView that could vanish without a trace are
 counted elsewhere (`head`, `tally`). SQLite's bookkeeping of POSIX locks does not survive a fork, so
 the connection is closed just before one and opened again afterwards, in parent and child alike.
 """
@@ -32,21 +32,27 @@ from outlive.backend import (
     Receipt,
     ThreadKey,
     ThreadQuery,
-    ThreadRow,
+    ThreadRecord,
     Totals,
     WriteRecord,
     checksum,
     escape,
 )
-from outlive.backends.rules.clock import clock, lease_facts, new_token
+from outlive.backends.rules.clock import clock, lease_facts, new_generation
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting, write_order
 from outlive.backends.sqlite.audit import Audit, orphans
+from outlive.backends.sqlite.checked_thread import (
+    RECENT_US,
+    THREADS,
+    ThreadColumns,
+    UncheckedThread,
+    listed_key,
+)
 from outlive.backends.sqlite.connection import SCHEMA_VERSION, Connection, fetch_one
-from outlive.backends.sqlite.entries import EntrySearch, prefix_range, thread_key
-from outlive.backends.sqlite.rows import KnownKeys, Rows
-from outlive.backends.sqlite.thread_row import RECENT_US, THREADS, UncheckedThread
+from outlive.backends.sqlite.entries import EntrySearch, prefix_range
+from outlive.backends.sqlite.view import KnownKeys, SQLiteView
 from outlive.backends.sqlite.writer import Writer
 from outlive.errors import Corrupt, OutliveError
 
@@ -58,7 +64,13 @@ _WORTH_PAGES = 256  # fewer free pages wait for more: freeing them takes as long
 
 
 class SQLiteBackend:
-    """One connection to one file, under one lock."""
+    """One connection to one file, under one lock.
+
+    `timeout_s` of a commit limits how long it waits for the processes that write. Reads take a
+    `timeout_s`, as every backend does, and need none: in WAL mode a reader waits for no writer. Only
+    a process that recovers the log after a crash makes readers wait, at most as long as the
+    connection does.
+    """
 
     name = "sqlite"
 
@@ -114,7 +126,7 @@ class SQLiteBackend:
 
         Each is stored or refused on its own.
         """
-        busy_s = min((commit.timeout_s or _BUSY_S for commit in commits), default=_BUSY_S)
+        busy_s = min((commit.timeout_s or self._busy_s for commit in commits), default=self._busy_s)
         try:
             with self._connection.transaction("immediate", busy_s) as db:
                 if len(commits) == 1:  # its refusal may roll back the whole transaction
@@ -156,8 +168,8 @@ class SQLiteBackend:
     def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
         draft = commit.checkpoints[0] if commit.checkpoints else None
         deletes = commit.removal is not None and is_deletion(commit)
-        view = Rows(db, commit.thread, draft=draft, deletes=deletes)
-        effect, receipt = decide(commit, view, clock(), new_token())
+        view = SQLiteView(db, commit.thread, draft=draft, deletes=deletes)
+        effect, receipt = decide(commit, view, clock(), new_generation())
         if commit.removal is not None and receipt.removed < len(commit.removal.checkpoints):
             view.check_index()  # make sure that what was not found never existed
         if effect is not None:
@@ -193,41 +205,43 @@ class SQLiteBackend:
         timeout_s: float | None = None,
     ) -> ReadResult:
         with self._connection.transaction("deferred") as db:
-            view = Rows(db, thread, namespace)
-            if view.row is None:
+            view = SQLiteView(db, thread, namespace)
+            if view.counters is None:
                 return ReadResult(0)
             record = view.newest(namespace, at) if id is None else view.find(namespace, id)
             if record is None:
                 view.check_absent(namespace)
-                return ReadResult(view.row.generation)
+                return ReadResult(view.counters.generation)
             writes = view.writes_of(namespace, record.id)
             wanted = [] if known is not None and known.matches(record) else list(record.chunks)
             wanted += [name for write in writes for name in write.chunks]
-            return ReadResult(view.row.generation, record, view.data(wanted) if chunks else {}, tuple(writes))
+            return ReadResult(
+                view.counters.generation, record, view.data(wanted) if chunks else {}, tuple(writes)
+            )
 
     def history(
         self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
         with self._connection.transaction("deferred") as db:
-            view = Rows(db, query.thread, query.namespace or "")
-            if view.row is None:
+            view = SQLiteView(db, query.thread, query.namespace or "")
+            if view.counters is None:
                 return 0, []
-            return view.row.generation, view.page(query)
+            return view.counters.generation, view.page(query)
 
     def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
         with self._connection.transaction("deferred") as db:
-            view = Rows(db, query.thread, query.namespace or "")
-            if view.row is None:
+            view = SQLiteView(db, query.thread, query.namespace or "")
+            if view.counters is None:
                 return Page(0)
             page = view.page(query)
             records, names = fitting(page, view, max_bytes)
-            return Page(view.row.generation, records, view.data(names), len(records) < len(page))
+            return Page(view.counters.generation, records, view.data(names), len(records) < len(page))
 
     def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
     ) -> list[WriteRecord]:
         with self._connection.transaction("deferred") as db:
-            view = Rows(db, thread)
+            view = SQLiteView(db, thread)
             pairs = view.written() if checkpoints is None else checkpoints
             return sorted((write for pair in pairs for write in view.writes_of(*pair)), key=write_order)
 
@@ -238,12 +252,12 @@ class SQLiteBackend:
             search = EntrySearch(db, query, clock())
             if query.thread is None:
                 return search.of_tenant()
-            view = Rows(db, query.thread)
-            if view.row is None or query.thread.tenant != query.tenant:
+            view = SQLiteView(db, query.thread)
+            if view.counters is None or query.thread.tenant != query.tenant:
                 return []
             return search.of_thread(query.thread, view.key)
 
-    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         if query.newest and query.only is None:
             return self._newest(query)
         low, high = prefix_range(query.prefix)
@@ -259,11 +273,11 @@ class SQLiteBackend:
             ).fetchall()
             roster = f"select t.id from roster t where t.tenant = ? and {where} order by t.id limit ?"
             expected = [row[0] for row in db.execute(roster, values)]
-            if expected != [row[3] for row in rows]:
+            if expected != [ThreadColumns.of(row).id for row in rows]:
                 raise Corrupt("the list of threads is damaged: a row of it is gone or changed")
             return [self._summary(db, row, query.heads) for row in rows]
 
-    def _newest(self, query: ThreadQuery) -> list[ThreadRow]:
+    def _newest(self, query: ThreadQuery) -> list[ThreadRecord]:
         at, id = query.before or (_END, "")
         last: tuple[Any, ...] = (at // RECENT_US, at, at, escape(id))
         page = (
@@ -283,29 +297,32 @@ class SQLiteBackend:
         with self._connection.translated(), self._connection.transaction("deferred") as db:
             return Totals(*fetch_one(db, sql, (escape(tenant),)))
 
-    def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRow:
-        view = Rows(db, thread_key(row[2], row[3], row[1]), unchecked=UncheckedThread.of(row))
-        return view.summary(row[24], row[25], row[26], heads)
+    def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRecord:
+        view = SQLiteView(db, listed_key(row), unchecked=UncheckedThread.of(row))
+        *_, info, projection, check = row
+        return view.summary(info, projection, check, heads)
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         with self._connection.transaction("deferred") as db:
-            view = Rows(db, thread)
-            if view.row is None:
+            view = SQLiteView(db, thread)
+            if view.counters is None:
                 return Inventory(0, 0, {})
             rows = db.execute("select name, length(data), revision from chunk where thread = ?", (view.key,))
             return Inventory(
-                view.row.generation, view.row.revision, {bytes(n): (size, rev) for n, size, rev in rows}
+                view.counters.generation,
+                view.counters.revision,
+                {bytes(n): (size, rev) for n, size, rev in rows},
             )
 
     def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
         with self._connection.transaction("deferred") as db:
-            return Rows(db, thread).data(names)
+            return SQLiteView(db, thread).data(names)
 
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        with self._connection.transaction("immediate", self._busy_s) as db:
-            data = Rows(db, source).data(names)
+        with self._connection.transaction("immediate") as db:
+            data = SQLiteView(db, source).data(names)
             return self._commit(db, Commit(target, chunks=tuple(data.items()))).generation
 
     def facts(self) -> dict[str, object]:
@@ -337,7 +354,7 @@ class SQLiteBackend:
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         with self._connection.transaction("deferred") as db:
             if thread is not None:
-                return Audit(db, Rows(db, thread)).run()
+                return Audit(db, SQLiteView(db, thread)).run()
             rows = db.execute("pragma integrity_check").fetchall()
             damage = [Corrupt(f"SQLite: {row[0]}") for row in rows if row[0] != "ok"] + orphans(db)
         with self._connection.translated():

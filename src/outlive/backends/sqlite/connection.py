@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import apsw
 
-from outlive.backends.rules.clock import boot_id
 from outlive.backends.sqlite.wal import MarkFile, find_loss, sound_frames
 from outlive.errors import (
     BadURL,
@@ -27,6 +26,7 @@ from outlive.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from outlive.runtime.lease_clock import boot_id
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6F75746C  # "outl"
@@ -97,13 +97,14 @@ class Connection:
     def transaction(self, kind: str, busy_s: float | None = None) -> Iterator[apsw.Connection]:
         """Open a transaction; its errors are translated as by `translated`.
 
-        `busy_s`: how long this one and later ones wait for other processes.
+        `busy_s`: how long this one waits for other processes, if not as long as the connection
+        does.
         """
         db: apsw.Connection | None = None
         try:
             db = self.db()
-            if busy_s is not None:
-                db.set_busy_timeout(max(1, int(busy_s * 1000)))
+            # Every time: the connection keeps the timeout of the transaction before.
+            self._wait_for_others(db, self._busy_s if busy_s is None else busy_s)
             db.execute(f"begin {kind}")
             yield db
             self._check_place(db, kind)
@@ -122,6 +123,10 @@ class Connection:
             with contextlib.suppress(apsw.Error, OSError):
                 frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
                 self._marks.acknowledge(frames, self._page_size)
+
+    @staticmethod
+    def _wait_for_others(db: apsw.Connection, busy_s: float) -> None:
+        db.set_busy_timeout(max(1, int(busy_s * 1000)))
 
     def _check_place(self, db: apsw.Connection, kind: str) -> None:
         """Refuse a file that was moved or deleted: before every commit, sometimes when reading."""
@@ -173,7 +178,7 @@ class Connection:
         db = apsw.Connection(self._file)
         try:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # what is refused is left as it is
-            db.set_busy_timeout(max(1, int(self._busy_s * 1000)))
+            self._wait_for_others(db, self._busy_s)
             db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
             # Without this, many statements are prepared again for every value.
             db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)

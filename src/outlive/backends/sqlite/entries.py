@@ -28,7 +28,7 @@ _DIFFERS = "(e.checksum is not v.checksum or e.status is not v.status)"
 
 
 class StoredEntry(NamedTuple):
-    """An entry with the checksum of its row; `entry` is None when there is none."""
+    """An entry, and its status as the row has it; `entry` is None when there is none."""
 
     entry: EntryRecord | None
     status: str = ""

@@ -10,26 +10,26 @@ import ormsgpack
 
 from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backends.rules.view import Effect
+from outlive.backends.sqlite.checked_thread import RECENT_US, Head, put_head, roster_key
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
-from outlive.backends.sqlite.rows import (
+from outlive.backends.sqlite.view import (
     CHECKPOINT,
     TABLES,
     WRITE,
     KnownKeys,
-    Rows,
+    SQLiteView,
     chunk_crc,
     info_checksum,
     xor,
 )
-from outlive.backends.sqlite.thread_row import Head, put_head
 from outlive.errors import StaleBase
 
 
 class Writer:
     """Writes an effect into the tables."""
 
-    def __init__(self, db: apsw.Connection, view: Rows, effect: Effect, known: KnownKeys) -> None:
+    def __init__(self, db: apsw.Connection, view: SQLiteView, effect: Effect, known: KnownKeys) -> None:
         self._db = db
         self._view = view
         self._effect = effect
@@ -37,7 +37,7 @@ class Writer:
         self._entries = view.entries
         self._stored = view.stored
         self._touched: dict[str, int] = {}  # namespace → change of its count
-        self._keys = known.of(view.thread.digest, effect.row)  # of chunks, by name
+        self._keys = known.of(view.thread.digest, effect.counters)  # of chunks, by name
         self._checksums: dict[tuple[str, str], bytes] = {}  # of the checkpoints that were put
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
 
@@ -50,11 +50,11 @@ class Writer:
         # 2. Removals first: what is put may take the place of what is removed.
         records = (*effect.checkpoints, *effect.rewrites)
         if effect.everything:
-            self._forget_all()
+            self._delete_all()
         else:
             # Compare the heads that change with the index, before both change.
             for namespace in {record.namespace for record in records} | {key[0] for key in effect.removed}:
-                view.newest_head(namespace)
+                view.check_head(namespace)
         for pair in effect.removed:
             self._remove_checkpoint(*pair)
             if pair in view.have_writes:  # also without a checkpoint
@@ -79,7 +79,7 @@ class Writer:
         for entry in effect.entries:
             self._put_entry(entry)
         if effect.info is not None:
-            version, projection = effect.row.info_version, effect.info_projection
+            version, projection = effect.counters.info_version, effect.info_projection
             check = info_checksum(view.key, version, effect.info, projection)
             self._db.execute(
                 "update thread set info = ?, info_checksum = ?, info_json = ? where key = ?",
@@ -87,7 +87,7 @@ class Writer:
             )
         # 4. The row of the thread last: its counts and revision vouch for the other rows.
         listed = bool(self._count or effect.writes or effect.info is not None) or self._has_content()
-        view.save_row(effect.row, (self._count, self._entries, self._stored), effect.at, listed)
+        self._put_thread(is_listed=listed)
 
     def _put_writes(self, writes: Sequence[WriteRecord]) -> None:
         changes: dict[CheckpointKey, tuple[int, int]] = {}
@@ -119,7 +119,7 @@ class Writer:
         return ormsgpack.packb(keys)
 
     def _create(self) -> None:
-        thread, row = self._view.thread, self._effect.row
+        thread, row = self._view.thread, self._effect.counters
         self._db.execute(
             "insert into thread(key, digest, tenant, listed, generation, revision, epoch, seq, checkpoints, entries, stored, created_at, "
             "updated_at, info_version, checksum) values(?, ?, ?, 0, ?, ?, ?, ?, 0, 0, 0, ?, ?, 0, x'')",
@@ -127,7 +127,40 @@ class Writer:
         )  # fmt: skip
         self._view.key = self._db.last_insert_rowid()
 
-    def _forget_all(self) -> None:
+    def _put_thread(self, *, is_listed: bool) -> None:
+        """Write the row of the thread. One without anything keeps its counters, and not its id."""
+        view, counters = self._view, self._effect.counters
+        id = escape(view.thread.id) if is_listed or self._entries else None
+        fields = (
+            view.key, view.thread.digest, escape(view.thread.tenant), id, int(is_listed),
+            counters.generation, counters.revision, counters.epoch, counters.seq, self._count, self._entries, self._stored,
+            counters.created_at, self._effect.at, counters.info_version,
+        )  # fmt: skip
+        columns = (
+            "generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
+            "entries = ?, stored = ?, created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?"
+        )
+        recent = self._effect.at // RECENT_US
+        if is_listed and view.is_listed:  # the id stays: what is not written leaves its index alone
+            values: tuple[Any, ...] = (*fields[5:], checksum(*fields), view.key)
+            if recent == view.updated_at // RECENT_US:
+                self._db.execute(f"update thread set {columns}", values)
+            else:
+                self._db.execute(f"update thread set recent = ?, {columns}", (recent, *values))
+            return
+        self._db.execute(
+            f"update thread set recent = ?, id = ?, listed = ?, {columns}",
+            (recent, *fields[3:], checksum(*fields), view.key),
+        )
+        if is_listed != view.is_listed:
+            statement = (
+                "insert or replace into roster values(?, ?)"
+                if is_listed
+                else "delete from roster where tenant = ? and id = ?"
+            )
+            self._db.execute(statement, roster_key(view.thread))
+
+    def _delete_all(self) -> None:
         key = self._view.key
         for table in TABLES:
             self._db.execute(f"delete from {table} where thread = ?", (key,))
@@ -139,7 +172,7 @@ class Writer:
         self._count = self._entries = self._stored = 0
 
     def _put_chunk(self, name: bytes, data: bytes) -> None:
-        key, revision = self._view.key, self._effect.row.revision
+        key, revision = self._view.key, self._effect.counters.revision
         self._db.execute(
             "insert into chunk(thread, name, revision, crc, data) values(?, ?, ?, ?, ?) on conflict(thread, name) do nothing",
             (key, name, revision, chunk_crc(key, name, revision, data), data),
@@ -217,7 +250,7 @@ class Writer:
 
     def _settle_head(self, namespace: str) -> None:
         """Store the newest checkpoint of a namespace and their count; of the root, any change."""
-        view, revision = self._view, self._effect.row.revision
+        view, revision = self._view, self._effect.counters.revision
         change = self._touched.get(namespace, 0)
         old = None
         if not self._effect.everything:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +19,7 @@ from click.shell_completion import (
 
 from outlive.cli.command import COMPLETERS, command
 from outlive.cli.context import Call, SharedOptions
-from outlive.cli.lookup import find_thread
+from outlive.cli.lookup import find_run, find_thread
 from outlive.cli.output.escape import escape_terminal
 
 _LIMIT = 100
@@ -103,7 +104,37 @@ def _checkpoints(store: Any, ctx: click.Context, incomplete: str) -> Iterable[st
     return [seq for seq in seqs if seq.startswith(incomplete)]
 
 
+def _agents(store: Any, ctx: click.Context, incomplete: str) -> Iterable[str]:
+    names = {run.agent for run in store.runs() if run.agent is not None}
+    return sorted(name for name in names if name.startswith(incomplete))[:_LIMIT]
+
+
+def _questions(store: Any, ctx: click.Context, incomplete: str) -> Iterable[str]:
+    return [question.name for question in _asked(store, ctx) if question.name.startswith(incomplete)]
+
+
+def _values(store: Any, ctx: click.Context, incomplete: str) -> Iterable[str]:
+    """Complete an answer of which the schema of the question lists all."""
+    from outlive.cli.question_view import choices_of
+
+    name = ctx.params.get("question")
+    schemas = [question.schema for question in _asked(store, ctx) if question.name == name]
+    choices = [choice for schema in schemas for choice in choices_of(schema) or ()]
+    texts = [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]
+    return [text for text in texts if text.startswith(incomplete)]
+
+
+def _asked(store: Any, ctx: click.Context) -> list[Any]:
+    """Return what the run of an unfinished command line asks."""
+    run = find_run(store, ctx.params.get("run") or "".join(ctx.args[:1]))
+    questions = store.questions(thread=run.thread, events=True)
+    return [question for question in questions if question.run == run.id]
+
+
 COMPLETERS |= {
+    "AGENT": _completer(_agents),
+    "QUESTION": _completer(_questions),
+    "VALUE": _completer(_values),
     "THREAD": _completer(_threads),
     "PREFIX": _completer(_threads),
     "RUN": _completer(_runs),

@@ -18,6 +18,7 @@ from outlive.cli.output.advice import message_with_advice, split_advice
 from outlive.cli.output.escape import escape_terminal
 from outlive.cli.output.table import Column, print_table
 from outlive.cli.output.units import format_count, format_size
+from outlive.cli.run_view import Workers
 from outlive.cli.stores import NoStore
 from outlive.errors import KeyMissing, NewerFormat, OutliveError, WrongKey
 from outlive.runtime.runtime import run_now
@@ -275,13 +276,14 @@ def _check_sizes(store: OpenedStore, url: str) -> Iterator[Finding]:
 
 
 def _check_runs(store: OpenedStore, url: str) -> Iterator[Finding]:
-    clock, counts = LeaseClock.of(store), dict[str, int]()
-    for run in store.runs(status=["running", "released", "parked", "failed"]):
+    clock, workers, counts, is_left = LeaseClock.of(store), Workers(store), dict[str, int](), False
+    for run in store.runs(status=["running", "waiting", "released", "parked", "failed"]):
         standing = clock.standing(run)
         counts[standing] = counts.get(standing, 0) + 1
+        is_left = is_left or (standing in ("dead", "released") and not workers.can_claim(run))
     message = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "no unfinished runs"
-    if counts.get("dead") or counts.get("released"):
-        fix = "outlive recover --handlers MODULE:NAME resumes them; outlive cancel RUN cancels one"
+    if is_left:
+        fix = "outlive recover --handlers MODULE:NAME resumes them, as does outlive worker; outlive cancel RUN cancels one"
         yield Finding("runs", "warning", f"{message}: dead and released runs wait for recovery", fix)
     elif counts.get("parked"):
         fix = "outlive runs show RUN shows the error; outlive retry RUN resumes it, outlive cancel RUN cancels it"

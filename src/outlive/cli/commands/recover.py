@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import inspect
@@ -21,7 +20,7 @@ from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.lookup import find_run
 from outlive.cli.output.escape import escape_terminal, quote_argument
 from outlive.cli.output.table import Column, print_table
-from outlive.cli.run_view import RunView, show_runs
+from outlive.cli.run_view import RunView, Workers, show_runs
 from outlive.cli.stores import pair_options
 from outlive.errors import BadArgument, OutliveError
 from outlive.runs.start import Start, StartOptions
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
 Handlers = Mapping[str | None, Callable[[Any], Any]]
 
 
-def _handlers_option() -> click.Option:
+def handlers_option(*, is_required: bool = False) -> click.Option:
     return option(
-        "--handlers", metavar="MODULE:NAME",
+        "--handlers", metavar="MODULE:NAME", required=is_required,
         help="A dict of agent → function of a run, or one function for all agents. The module may be in this folder.",
     )  # fmt: skip
 
@@ -71,13 +70,13 @@ def load_handlers(text: str) -> Handlers:
     raise BadArgument(f"{text} is neither a function nor a dict of agent → function")
 
 
-def _divert_output(call: Call) -> contextlib.AbstractContextManager[Any]:
+def divert_output(call: Call) -> contextlib.AbstractContextManager[Any]:
     """Keep what handlers print out of the JSON."""
     return contextlib.redirect_stdout(sys.stderr) if call.is_json else contextlib.nullcontext()
 
 
 @contextlib.asynccontextmanager
-async def _open_async(call: Call) -> Any:
+async def open_async(call: Call) -> Any:
     import outlive
 
     options = pair_options(call.url, call.store_options())
@@ -90,7 +89,7 @@ async def _open_async(call: Call) -> Any:
 
 @command(
     "recover",
-    _handlers_option(),
+    handlers_option(),
     option("--policy", type=click.Choice(["resume", "hold"]), default="resume", show_default=True,
            help="hold: skip runs of another code version."),
     option("--code-version", metavar="VERSION", help="The version of the handlers' code."),
@@ -108,7 +107,9 @@ def recover(call: Call, handlers: str | None, dry_run: bool, **options: Any) -> 
         return
     if handlers is None:
         raise BadArgument("give --handlers MODULE:NAME, or --dry-run to list the runs")
-    with _divert_output(call):
+    import asyncio
+
+    with divert_output(call):
         loaded = load_handlers(handlers)
         if any(map(inspect.iscoroutinefunction, loaded.values())):
             with call.open(writes=True):  # checks the store, and names it in the answer
@@ -121,8 +122,8 @@ def recover(call: Call, handlers: str | None, dry_run: bool, **options: Any) -> 
 
 
 def _list_recoverable(call: Call, store: OpenedStore) -> None:
-    clock = LeaseClock.of(store)
-    items = [RunView(run, clock, store).item() for run in store.recoverable()]
+    clock, workers = LeaseClock.of(store), Workers(store)
+    items = [RunView(run, clock, store, workers).item() for run in store.recoverable()]
     call.answer(
         items,
         lambda: show_runs(items) if items else print("no runs to recover"),
@@ -131,23 +132,24 @@ def _list_recoverable(call: Call, store: OpenedStore) -> None:
 
 
 async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recovered:
-    async with _open_async(call) as store:
+    async with open_async(call) as store:
         opened: AsyncStore = store
         return await opened.recover(handlers, **options)
 
 
-def _answer_recovered(call: Call, report: Recovered) -> None:
+def recovered_items(report: Recovered) -> list[dict[str, Any]]:
+    """Return what became of each run, as items."""
     rows: list[tuple[str, RunInfo, str | None, str]] = [
         *(("resumed", run, None, run.status) for run in report.resumed),
+        *(("suspended", run, None, _waits_for(run)) for run in report.suspended),
         *(
             ("failed", failed.run, failed.code, f"{failed.code}: {failed.message}")
             for failed in report.failed
         ),
-        *(("suspended", run, None, "it waits again") for run in report.suspended),
         *(("waiting", run, None, "another process is running it") for run in report.waiting),
         *(("skipped", skipped.run, skipped.code, skipped.message) for skipped in report.skipped),
     ]
-    items = [
+    return [
         {
             "outcome": outcome,
             "run": run.id,
@@ -159,12 +161,21 @@ def _answer_recovered(call: Call, report: Recovered) -> None:
         }
         for outcome, run, code, reason in rows
     ]
+
+
+def _answer_recovered(call: Call, report: Recovered) -> None:
+    items = recovered_items(report)
     call.answer(
         items,
         lambda: _show_recovered(items),
-        brief=[f"{outcome} {escape_terminal(run.id)}" for outcome, run, *_ in rows],
+        brief=[f"{item['outcome']} {escape_terminal(item['run'])}" for item in items],
         is_ok=not (report.failed or report.skipped),
     )
+
+
+def _waits_for(run: RunInfo) -> str:
+    names = () if run.waits is None else run.waits.names
+    return f"waits for {', '.join(map(repr, names))}" if names else "waits"
 
 
 def _show_recovered(items: list[dict[str, Any]]) -> None:
@@ -183,7 +194,7 @@ def _show_recovered(items: list[dict[str, Any]]) -> None:
 # retry
 
 
-@command("retry", argument("RUN"), thread_option(), _handlers_option())
+@command("retry", argument("RUN"), thread_option(), handlers_option())
 def retry(call: Call, run: str, thread: str | None, handlers: str | None) -> None:
     """Resume a run that failed, was parked, cancelled or released.
 
@@ -217,14 +228,16 @@ def _release(call: Call, store: OpenedStore, text: str, thread: str | None) -> N
 
 def _resume(call: Call, text: str, thread: str | None, handlers_text: str) -> None:
     """Resume a run in this process."""
-    with _divert_output(call):
+    import asyncio
+
+    with divert_output(call):
         handlers = load_handlers(handlers_text)
     with call.open(writes=True) as store:
         run = find_run(store, text, thread=thread)
     handler = handlers.get(run.agent) or handlers.get("*")
     if handler is None:
         raise BadArgument(f"{handlers_text} has no handler for agent {run.agent!r}, and none for '*'")
-    with _divert_output(call):
+    with divert_output(call):
         if inspect.iscoroutinefunction(handler):
             ended = asyncio.run(_call_async(call, run, handler))
         else:
@@ -252,7 +265,7 @@ def _call(call: Call, info: RunInfo, handler: Callable[[Any], Any]) -> RunInfo:
 
 
 async def _call_async(call: Call, info: RunInfo, handler: Callable[[Any], Any]) -> RunInfo:
-    async with _open_async(call) as store:
+    async with open_async(call) as store:
         run = await store.retry(info.id, thread=info.thread)
         with _handler_errors(call):
             async with run:

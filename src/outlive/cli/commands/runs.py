@@ -10,10 +10,11 @@ from outlive.cli.command import CommandGroup, argument, command, flag, limit_opt
 from outlive.cli.context import Call
 from outlive.cli.lookup import find_run, find_thread
 from outlive.cli.output.escape import escape_terminal, quote_argument
-from outlive.cli.run_view import RunView, list_runs, show_run, show_runs
+from outlive.cli.run_view import RunView, list_runs, run_cells, show_run, show_runs
+from outlive.cli.watch import Listing, answer_list, watch_option
 from outlive.errors import BadArgument, RunEnded
 
-_LISTED = ("live", "dead", "released", "waiting", "parked", "failed")
+_LISTED = ("live", "dead", "waiting", "released", "parked", "failed")
 _STATUSES = (*_LISTED, "running", "completed", "cancelled")
 
 
@@ -21,10 +22,11 @@ _STATUSES = (*_LISTED, "running", "completed", "cancelled")
     "runs",
     option("--status", type=click.Choice(_STATUSES), multiple=True, help="Only runs with this status; can be repeated."),
     flag("--all", help="Include completed and cancelled runs."),
-    option("--agent", metavar="NAME", help="Only runs of this agent."),
+    option("--agent", metavar="AGENT", help="Only runs of this agent."),
     option("--thread", metavar="THREAD", help="Only runs of this thread."),
     limit_option(100, "runs"),
     option("--after", metavar="RUN", help="Start after this run: the next page."),
+    watch_option(),
     cls=CommandGroup,
     invoke_without_command=True,
     subcommand_metavar="[show RUN]",
@@ -37,24 +39,37 @@ def runs(
     thread: str | None,
     limit: int,
     after: str | None,
+    watch: bool,
 ) -> None:
-    """List runs that are live, dead, released, waiting, parked or failed: owner, lease, attempts, tokens and cost."""
+    """List runs that are live, dead, waiting, released, parked or failed: owner, lease, attempts, tokens and cost.
+
+    The list says what a run waits for, and in which step a run has been quiet for a minute or more.
+
+    \b
+    outlive runs --status waiting --agent refunds
+    outlive runs --watch
+    """  # noqa: D301  # click reads the backspace as: do not wrap
     wanted = set(status) or set(_STATUSES if all else _LISTED)
     with call.open() as store:
         if after is not None:
             with contextlib.suppress(BadArgument):  # it may have been deleted
                 after = find_run(store, after, is_exact=True).id
         thread_id = None if thread is None else find_thread(store, thread)
-        views, next = list_runs(store, wanted, agent, thread_id, limit, after)
-        items = [view.item() for view in views]
-        call.answer(
-            items,
-            lambda: show_runs(items, are_all=all or bool(status)),
-            brief=[escape_terminal(item["id"]) for item in items],
-            next=next,
-        )
-        if next is not None and not call.is_json:
-            call.note(f"more: --after {quote_argument(next).removeprefix('-- ')}")
+
+        def look() -> Listing:
+            views, next = list_runs(store, wanted, agent, thread_id, limit, after)
+            items = [view.item() for view in views]
+            more = None if next is None else f"more: --after {quote_argument(next).removeprefix('-- ')}"
+            return Listing(
+                items,
+                lambda: show_runs(items, are_all=all or bool(status)),
+                name=lambda item: escape_terminal(item["id"]),
+                cells=run_cells,
+                next=next,
+                notes=[more] if more and not call.is_json else [],
+            )
+
+        answer_list(call, look, watches=watch)
 
 
 def thread_option() -> click.Option:
@@ -65,7 +80,11 @@ def thread_option() -> click.Option:
 
 @command("show", argument("RUN"), thread_option(), flag("--full", help="Do not shorten long values."))
 def show(call: Call, run: str, thread: str | None, full: bool) -> None:
-    """Show one run: its status, its steps, and the responses of its models."""
+    """Show one run: its status, what it waits for, its attempts and steps, and the responses of its models.
+
+    \b
+    outlive runs show plan-the-trip
+    """  # noqa: D301
     with call.open() as store:
         view = RunView.of(store, find_run(store, run, thread=thread))
         call.answer([view.full_item()], lambda: show_run(view, full), brief=[view.item()["standing"]])

@@ -31,11 +31,13 @@ from outlive.cli.lookup import (
     find_thread,
     list_threads,
 )
+from outlive.cli.output.advice import message_with_advice
 from outlive.cli.output.escape import escape_lines, escape_terminal, quote_argument
 from outlive.cli.output.items import thread_item
 from outlive.cli.output.table import Column, print_table, progress, standing_style
 from outlive.cli.output.units import format_age, format_count, format_size
 from outlive.cli.output.values import one_line
+from outlive.cli.watch import Listing, answer_list, watch_option
 from outlive.errors import BadArgument, Corrupt, KeyMissing
 from outlive.values import Pruned
 
@@ -61,18 +63,30 @@ _SORTS: dict[str, Any] = {
     "ls",
     argument("PREFIX", required=False, default=""),
     filter_option(),
-    option("--sort", type=click.Choice(list(_SORTS)), default="id", show_default=True, help="Any order but id reads all threads."),
+    option("--sort", type=click.Choice(list(_SORTS)), default="id", show_default=True, help="Orders other than id and age read all threads."),
     flag("--reverse", help="Reverse the order."),
     limit_option(100, "threads"),
     option("--after", metavar="THREAD", help="Start after this thread: the next page."),
+    watch_option(),
 )  # fmt: skip
 def ls(
-    call: Call, prefix: str, filters: tuple[str, ...], sort: str, reverse: bool, limit: int, after: str | None
+    call: Call,
+    prefix: str,
+    filters: tuple[str, ...],
+    sort: str,
+    reverse: bool,
+    limit: int,
+    after: str | None,
+    watch: bool,
 ) -> None:
     """List threads, or those whose id begins with PREFIX: head, step, run, size and age.
 
     Damaged threads are reported and skipped; then the exit code is 1.
-    """
+
+    \b
+    outlive ls trip- --filter user=ada
+    outlive ls --sort age --watch
+    """  # noqa: D301  # click reads the backspace as: do not wrap
     is_by_id = sort == "id" and not reverse
     if after is not None and not is_by_id:
         raise BadArgument("--after needs the order by id; remove --sort and --reverse")
@@ -80,29 +94,38 @@ def ls(
         if after is not None:
             with contextlib.suppress(BadArgument):  # it may have been deleted
                 after = find_thread(store, after, is_exact=True)
-        damaged: list[Corrupt] = []
-        infos: Iterable[ThreadInfo] = list_threads(
-            store, damaged, prefix=find_prefix(store, prefix), filter=parse_filters(filters), after=after
-        )
-        if not is_by_id:
-            infos = sorted(infos, key=_SORTS[sort], reverse=reverse)
-        page = list(itertools.islice(infos, limit + 1))
-        has_more, page = len(page) > limit, page[:limit]
-        clock = LeaseClock.of(store)
-        items = [thread_item(info, _run_of_head(store, info, clock)) for info in page]
-        next = page[-1].id if has_more and is_by_id else None
-        call.answer(
-            items,
-            lambda: _show_threads(page, items),
-            brief=[escape_terminal(info.id) for info in page],
-            next=next,
-            is_ok=not damaged,
-        )
-        if has_more and not call.is_json:
-            call.note(
-                f"more: --after {quote_argument(next).removeprefix('-- ')}" if next else "more: use --limit"
-            )
-        call.note_damaged(damaged)
+        wanted = {"prefix": find_prefix(store, prefix), "filter": parse_filters(filters), "after": after}
+        is_newest_first = sort == "age" and not reverse and not prefix  # the store lists them in this order
+
+        def look() -> Listing:
+            damaged: list[Corrupt] = []
+            infos: Iterable[ThreadInfo] = list_threads(store, damaged, newest=is_newest_first, **wanted)
+            if not is_by_id and not is_newest_first:
+                infos = sorted(infos, key=_SORTS[sort], reverse=reverse)
+            page = list(itertools.islice(infos, limit + 1))
+            has_more, page = len(page) > limit, page[:limit]
+            next = page[-1].id if has_more and is_by_id else None
+            return _list_page(store, page, damaged, next, has_more and not call.is_json)
+
+        answer_list(call, look, watches=watch)
+
+
+def _list_page(
+    store: OpenedStore, page: list[ThreadInfo], damaged: list[Corrupt], next: str | None, tells_more: bool
+) -> Listing:
+    clock = LeaseClock.of(store)
+    items = [thread_item(info, _run_of_head(store, info, clock)) for info in page]
+    rows = {info.id: _thread_row(info, item) for info, item in zip(page, items, strict=True)}
+    more = f"more: --after {quote_argument(next).removeprefix('-- ')}" if next else "more: use --limit"
+    return Listing(
+        items,
+        lambda: _show_threads(rows),
+        name=lambda item: escape_terminal(item["id"]),
+        cells=lambda item: rows.get(item["id"], ("",))[1:],
+        next=next,
+        notes=[*([more] if tells_more else []), *map(message_with_advice, damaged)],
+        is_ok=not damaged,
+    )
 
 
 def _run_of_head(store: OpenedStore, info: ThreadInfo, clock: LeaseClock) -> dict[str, Any] | None:
@@ -113,8 +136,8 @@ def _run_of_head(store: OpenedStore, info: ThreadInfo, clock: LeaseClock) -> dic
     return None if run is None else {"id": run.id, "status": run.status, "standing": clock.standing(run)}
 
 
-def _show_threads(page: list[ThreadInfo], items: list[dict[str, Any]]) -> None:
-    if not page:
+def _show_threads(rows: dict[str, tuple[str, ...]]) -> None:
+    if not rows:
         print("no threads")
         return
     columns = (
@@ -122,20 +145,20 @@ def _show_threads(page: list[ThreadInfo], items: list[dict[str, Any]]) -> None:
         Column("RUN", keeps=True, styles=standing_style), Column("CHECKPOINTS", right=True, drops=4),
         Column("SIZE", right=True, keeps=True, drops=2), Column("CHANGED", keeps=True), Column("METADATA", drops=3),
     )  # fmt: skip
-    rows = [
-        (
-            info.id,
-            f"@{info.head.seq}" if info.head else "",
-            str(info.head.step) if info.head and info.head.step is not None else "",
-            item["run"]["standing"] if item["run"] else "",
-            str(info.checkpoints),
-            format_size(info.stored_bytes),
-            format_age(info.updated_at),
-            " ".join(f"{key}={one_line(value, 30)}" for key, value in info.metadata.items()),
-        )
-        for info, item in zip(page, items, strict=True)
-    ]
-    print_table(columns, rows)
+    print_table(columns, list(rows.values()))
+
+
+def _thread_row(info: ThreadInfo, item: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        info.id,
+        f"@{info.head.seq}" if info.head else "",
+        str(info.head.step) if info.head and info.head.step is not None else "",
+        item["run"]["standing"] if item["run"] else "",
+        str(info.checkpoints),
+        format_size(info.stored_bytes),
+        format_age(info.updated_at),
+        " ".join(f"{key}={one_line(value, 30)}" for key, value in info.metadata.items()),
+    )
 
 
 # fork, copy-thread

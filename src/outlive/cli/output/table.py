@@ -28,7 +28,9 @@ class Column:
     styles: Callable[[str], str | None] | None = None
 
 
-_STANDINGS = {"live": "green", "dead": "red", "failed": "red", "parked": "yellow", "released": "yellow"}
+_STANDINGS = {
+    "live": "green", "dead": "red", "failed": "red", "parked": "yellow", "released": "yellow", "waiting": "cyan",
+}  # fmt: skip
 
 
 def standing_style(text: str) -> str | None:

@@ -31,6 +31,14 @@ def format_duration(seconds: float) -> str:
     return f"{int(seconds)} s" if seconds >= 1 else f"{max(seconds, 0.0):.1f} s"
 
 
+def format_elapsed(began: dt.datetime, ended: dt.datetime | None) -> str:
+    """Return how long something took: 40 ms, 3 s; nothing while it is under way."""
+    if ended is None:
+        return ""
+    seconds = max(0.0, (ended - began).total_seconds())
+    return f"{round(seconds * 1000)} ms" if seconds < 1 else format_duration(seconds)
+
+
 def format_age(when: dt.datetime | None, now: dt.datetime | None = None) -> str:
     """Return how long ago a time was."""
     if when is None:
@@ -44,6 +52,11 @@ def format_age(when: dt.datetime | None, now: dt.datetime | None = None) -> str:
 def format_time(when: dt.datetime | None) -> str:
     """Return a time in the time zone of this machine, with its age."""
     return "" if when is None else f"{when.astimezone():%Y-%m-%d %H:%M:%S %Z} ({format_age(when)})"
+
+
+def parse_iso(text: str | None) -> dt.datetime | None:
+    """Return a time of a JSON item."""
+    return None if text is None else dt.datetime.fromisoformat(text)
 
 
 def format_count(count: int, noun: str) -> str:

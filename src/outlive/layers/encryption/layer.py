@@ -44,7 +44,7 @@ from outlive.backend import (
     Receipt,
     ThreadKey,
     ThreadQuery,
-    ThreadRow,
+    ThreadRecord,
     Totals,
     Watch,
     WriteRecord,
@@ -302,14 +302,14 @@ class Encrypted:
         entries = await self.inner.entries(query, timeout_s=timeout_s)
         return [(key, self._decrypt_entry(key, entry)) for key, entry in entries]
 
-    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         rows = await self.inner.threads(query, timeout_s=timeout_s)
         return [self._decrypt_row(ThreadKey.of(query.tenant, row.id), row) for row in rows]
 
     async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
         return await self.inner.totals(tenant, timeout_s=timeout_s)
 
-    def _decrypt_row(self, thread: ThreadKey, row: ThreadRow) -> ThreadRow:
+    def _decrypt_row(self, thread: ThreadKey, row: ThreadRecord) -> ThreadRecord:
         if not self.has_key:  # what needs no key is listed all the same
             return replace(row, info=None, head=None)
         info = None if row.info is None else self._decrypt(aad_of_info(thread), row.info)

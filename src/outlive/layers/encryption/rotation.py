@@ -26,7 +26,7 @@ from outlive.backend import (
     ReencryptedBodies,
     Removal,
     ThreadKey,
-    ThreadRow,
+    ThreadRecord,
     WriteRecord,
     all_records,
     all_threads,
@@ -154,7 +154,7 @@ class Rotation:
 
     # One thread
 
-    async def _thread(self, thread: ThreadKey, row: ThreadRow) -> None:
+    async def _thread(self, thread: ThreadKey, row: ThreadRecord) -> None:
         """Encrypt a thread again. A deletion in between makes it start over, with less to do."""
 
         async def attempt() -> bool:

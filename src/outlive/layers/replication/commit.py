@@ -148,7 +148,7 @@ class Committer:
         """
         role = SECONDARY if self._options.is_strict else active_role(epoch)
         try:
-            record = await self._stores.record(role, deadline.left_s())
+            record = await self._stores.record(role, deadline.remaining_s())
         except StoreError as error:
             return (
                 error if role == active_role(epoch) or isinstance(error, PairEnded) else _not_claimed(error)
@@ -268,7 +268,7 @@ class Committer:
         """
         try:
             active = self._stores.active_in(epoch)
-            record = await read_pair_record(active, self._stores.tenant, deadline.remaining_s())
+            record = await read_pair_record(active, self._stores.tenant, deadline.as_timeout_s())
         except StoreError as error:
             failure: OutliveError = error
         else:
@@ -284,7 +284,7 @@ class Committer:
     ) -> None:
         """Merge what was decided into the secondary, directly."""
         # 1. Build the replicas. Some commits have none: they are read from the primary in step 3.
-        left_s = deadline.remaining_s()
+        left_s = deadline.as_timeout_s()
         if not self._options.is_strict:
             left_s = _DIRECT_S if left_s is None else min(_DIRECT_S, left_s)
         replicas: dict[int, Commit] = {}

@@ -193,4 +193,4 @@ class Join:
 
 
 def _half(deadline: Deadline) -> float:
-    return min(deadline.left_s() / 2, PATIENCE_S if deadline.timeout_s is None else deadline.timeout_s)
+    return min(deadline.remaining_s() / 2, PATIENCE_S if deadline.timeout_s is None else deadline.timeout_s)

@@ -77,6 +77,7 @@ from outlive.backend import (
     shortest_timeout,
 )
 from outlive.backend.entries import NAMING
+from outlive.backend.ping import ping
 from outlive.errors import (
     BadArgument,
     EpochPassed,
@@ -99,7 +100,6 @@ from outlive.layers.replication.pair import (
     SECONDARY,
     ActiveStoreLost,
     active_role,
-    ping,
     read_pair_record,
     standby_role,
 )
@@ -146,7 +146,7 @@ class Replicate:
         naming: Callable[[bytes], IsNamed],
         tenant: str = "",
         timeout_s: float | None = 30.0,
-        watched: EventSink | None = None,
+        events: EventSink | None = None,
     ) -> None:
         self.name = f"{primary.name}+{secondary.name}"
         self.stores = Stores(
@@ -154,7 +154,7 @@ class Replicate:
             secondary,
             tenant=tenant,
             runtime=runtime,
-            watched=watched or EventSink(),
+            events=events or EventSink(),
             timeout_s=timeout_s,
         )
         self._options = options
@@ -193,7 +193,7 @@ class Replicate:
             self._ticker = None  # its thread stayed with the parent
         if self._ticker is None and not self._is_closed:
             interval_s = min(_BEAT_S, self._options.health_check_interval_s)
-            self._ticker = self._runtime.tick(interval_s, self._upkeep.beat)
+            self._ticker = self._runtime.tick("outlive-replication", interval_s, self._upkeep.beat)
 
     async def close(self) -> None:
         """Transfer what is queued, or warn of what is left; then close both stores."""
@@ -268,7 +268,7 @@ class Replicate:
         for _ in range(_SWITCHES):
             epoch = self.stores.epoch
             if name not in _TIMELESS:
-                kwargs["timeout_s"] = deadline.remaining_s() if is_last else self._share(deadline)
+                kwargs["timeout_s"] = deadline.as_timeout_s() if is_last else self._share(deadline)
             try:
                 answer = await getattr(self._asked(epoch, args), name)(*args, **kwargs)
                 if _is_absent(args, answer):
@@ -297,7 +297,7 @@ class Replicate:
     async def _check_absence(self, epoch: int, deadline: Deadline) -> None:
         """Believe that something is not there only from a store that has not lost its data."""
         active = self.stores.active_in(epoch)
-        record = await read_pair_record(active, self.stores.tenant, deadline.remaining_s())
+        record = await read_pair_record(active, self.stores.tenant, deadline.as_timeout_s())
         if record is None or record.epoch != epoch:
             raise EpochPassed("", epoch, epoch if record is None else record.epoch)
 
@@ -306,12 +306,12 @@ class Replicate:
 
     def _share(self, deadline: Deadline) -> float | None:
         """Return how long the active store has: half of it when the other could be asked next."""
-        left_s = deadline.remaining_s()
+        left_s = deadline.as_timeout_s()
         return left_s / 2 if left_s is not None and self._upkeep.may_fail_over() else left_s
 
     def _has_time(self, error: object, deadline: Deadline) -> bool:
         """Tell whether a store that did not answer in its share of the time can be asked again."""
-        left_s = deadline.remaining_s()
+        left_s = deadline.as_timeout_s()
         return (
             is_unreachable(error)
             and self._upkeep.may_fail_over()
@@ -346,7 +346,7 @@ class Replicate:
         waiting, is_last, epoch = list(range(len(commits))), False, self.stores.epoch
         for _ in range(_SWITCHES):
             epoch = self.stores.epoch
-            share_s = deadline.remaining_s() if is_last else self._share(deadline)
+            share_s = deadline.as_timeout_s() if is_last else self._share(deadline)
             answers = await self._committer.commit(
                 [commits[at] for at in waiting],
                 epoch,
@@ -372,7 +372,7 @@ class Replicate:
                 is_last = True
         return epoch
 
-    async def confirm(self, thread: ThreadKey | None) -> None:
+    async def confirm_deletion(self, thread: ThreadKey | None) -> None:
         """Make sure that removals, of one thread or of all, are replicated; raise NotReplicated."""
         try:
             for key in [thread] if thread is not None else await self._queued_threads():
@@ -400,7 +400,7 @@ class Replicate:
         if not self._options.enabled or not (isinstance(error, EpochPassed) or is_unreachable(error)):
             return False
         try:
-            if await self._switch.refresh(deadline.left_s() * _QUESTION):
+            if await self._switch.refresh(deadline.remaining_s() * _QUESTION):
                 return True
             if isinstance(error, EpochPassed) and not stores.is_announced:
                 return await self._switch.raise_epoch(error.current)
@@ -409,7 +409,7 @@ class Replicate:
             if isinstance(error, EpochPassed):
                 # This call has not asked the primary before. Right after a failback a slow answer
                 # must not undo it.
-                if await self._switch.refresh(deadline.left_s() * _QUESTION):
+                if await self._switch.refresh(deadline.remaining_s() * _QUESTION):
                     return True
                 if stores.health[PRIMARY].is_healthy:
                     return False

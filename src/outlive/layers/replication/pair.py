@@ -14,16 +14,13 @@ them as a pair.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import ormsgpack
 
 from outlive.backend import ABSENT, Backend, Commit, EntryQuery, EntryRecord, Rank, ThreadKey, commit
 from outlive.backend.entries import PAIR
-from outlive.errors import BadURL, Corrupt, StoreError, StoreUnavailable
-from outlive.runtime.runtime import Deadline
+from outlive.errors import BadURL, Corrupt, StoreUnavailable
 
 PRIMARY, SECONDARY = 0, 1
 ROLES = ("primary", "secondary")
@@ -178,26 +175,3 @@ async def end_pair(
         if record.ended != ended:
             new = replace(record, epoch=epoch, ended=ended, is_paused=False, is_manual=False)
             await write_pair_record(backend, tenant, record, new, timeout_s)
-
-
-async def ping(stores: Mapping[str, Backend], tenant: str, timeout_s: float | None) -> dict[str, float]:
-    """Ask each store for one small record, one after the other; return the seconds that each took.
-
-    Together they have so much time. Each is asked, also when another one does not answer; then
-    StoreUnavailable names those that do not.
-    """
-    deadline, took_s, failures = Deadline(timeout_s), {}, []
-    for at, (name, backend) in enumerate(stores.items()):
-        left_s = deadline.remaining_s()
-        start = time.perf_counter()
-        try:
-            await read_pair_record(backend, tenant, None if left_s is None else left_s / (len(stores) - at))
-        except StoreError as error:
-            if len(stores) == 1:
-                raise
-            failures.append((name, error))
-        took_s[name] = time.perf_counter() - start
-    if failures:
-        text = "; ".join(f"the {name} does not answer: {error}" for name, error in failures)
-        raise StoreUnavailable(text) from failures[0][1]
-    return took_s

@@ -76,7 +76,7 @@ class Stores:
         *,
         tenant: str,
         runtime: Runtime,
-        watched: EventSink,
+        events: EventSink,
         timeout_s: float | None,
     ) -> None:
         self.both = (primary, secondary)
@@ -100,7 +100,7 @@ class Stores:
         self.transfer_s = PATIENCE_S
         self.key: bytes | None = None  # the naming key
         self.is_open = [False, False]
-        self._watched = watched
+        self._events = events
 
     # Which is which
 
@@ -179,7 +179,7 @@ class Stores:
         for role, share in ((PRIMARY, 2 / 3), (SECONDARY, 1)):
             if absent[role] is None:
                 try:
-                    records[role] = await self.record(role, max(_LEAST_S, deadline.left_s() * share))
+                    records[role] = await self.record(role, max(_LEAST_S, deadline.remaining_s() * share))
                 except PairEnded:
                     raise
                 except StoreError as error:
@@ -195,7 +195,7 @@ class Stores:
         if epoch > self.epoch:
             name = FAILOVER if active_role(epoch) == SECONDARY else FAILBACK
             self.failovers += name == FAILOVER
-            self._watched.tell(Event(name, "", status=f"epoch {epoch}"))
+            self._events.emit(Event(name, "", status=f"epoch {epoch}"))
         self.epoch, self.is_caught_up = max(epoch, self.epoch), is_caught_up
 
     # Catching up

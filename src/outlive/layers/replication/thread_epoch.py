@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 
-from outlive.backend import Commit, Receipt, ThreadKey, commit, thread_row
+from outlive.backend import Commit, Receipt, ThreadKey, commit, thread_record
 from outlive.errors import (
     EntryHeld,
     EpochPassed,
@@ -52,7 +52,7 @@ class ThreadEpochs:
         """Move a thread to an epoch, unless it is there; by an outbox entry also in the other
         store.
         """
-        row = await thread_row(self._stores.active_in(epoch), thread, timeout_s=deadline.remaining_s())
+        row = await thread_record(self._stores.active_in(epoch), thread, timeout_s=deadline.as_timeout_s())
         if row is None or row.epoch < epoch:
             await self._commit(thread, epoch, deadline)
         # The secondary may be promoted again, with what it has then: what it has alone is withdrawn
@@ -68,12 +68,12 @@ class ThreadEpochs:
         key, backend = self._outbox.new_key(), self._stores.active_in(epoch)
         try:
             entry = outbox_entry(key, ChangeSet(moved=True), epoch)
-            moving = Commit(thread, entries=(entry,), epoch=epoch, timeout_s=deadline.remaining_s())
+            moving = Commit(thread, entries=(entry,), epoch=epoch, timeout_s=deadline.as_timeout_s())
             receipt = await commit(backend, moving)
         finally:
             self._outbox.finished((key,))
         self._outbox.mark_queued(active_role(epoch), {key: []})
         if receipt.revision == 1:  # a store in which a thread is new may have lost its data
-            record = await read_pair_record(backend, self._stores.tenant, deadline.remaining_s())
+            record = await read_pair_record(backend, self._stores.tenant, deadline.as_timeout_s())
             if record is None or record.epoch != epoch:
                 raise EpochPassed(thread.id, epoch, record.epoch if record is not None else epoch + 1)

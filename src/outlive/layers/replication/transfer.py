@@ -28,7 +28,7 @@ from outlive.backend import (
     all_records,
     commit,
     lineage,
-    thread_row,
+    thread_record,
 )
 from outlive.backend.entries import REPLICATED
 from outlive.backend.transfer import (
@@ -154,7 +154,7 @@ class Replicator:
             timeout_s=self.timeout_s,
         )
         if changes.info or changes.everything:
-            row = await thread_row(self.source, key, timeout_s=self.timeout_s)
+            row = await thread_record(self.source, key, timeout_s=self.timeout_s)
             if row is not None and row.info is not None:
                 merge.info, merge.info_projection = row.info, row.info_projection
                 merge.info_version = row.info_version
@@ -300,7 +300,7 @@ class Replicator:
         while not await self._has_swept(key, erase):
             if not erase:
                 return
-            if not deadline.left_s():
+            if not deadline.remaining_s():
                 raise StoreBusy(
                     f"thread {key.id!r} changed at each attempt to erase what was deleted from it; try again"
                 )

@@ -33,15 +33,15 @@ class PairWatch:
         """Return True when work was stored, False when the time is over."""
         deadline = Deadline(timeout_s)
         while True:
-            share_s = min(deadline.left_s(), _LOOK_S)
+            share_s = min(deadline.remaining_s(), _LOOK_S)
             try:
                 if await self.follow():
                     return True
             except OutliveError:  # a store that could not be opened so far
-                await self._stores.runtime.bell().wait(share_s)
+                await self._stores.runtime.sleep(share_s)
             if self._inner is not None and await self._inner.wait(share_s):
                 return True
-            if not deadline.left_s():
+            if not deadline.remaining_s():
                 return False
 
     async def close(self) -> None:

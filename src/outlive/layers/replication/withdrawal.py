@@ -35,7 +35,7 @@ from outlive.backend import (
     Removal,
     ThreadKey,
     commit,
-    thread_row,
+    thread_record,
 )
 from outlive.backend.transfer import entries_of
 from outlive.errors import StaleBase, StoreBusy
@@ -124,8 +124,8 @@ class Withdrawal:
 
     async def _add_info(self, key: ThreadKey, withdrawing: Commit) -> None:
         left, leading = (
-            await thread_row(self.left, key, timeout_s=self.timeout_s),
-            await thread_row(self.leading, key, timeout_s=self.timeout_s),
+            await thread_record(self.left, key, timeout_s=self.timeout_s),
+            await thread_record(self.leading, key, timeout_s=self.timeout_s),
         )
         if left is None or leading is None or leading.info is None:
             return

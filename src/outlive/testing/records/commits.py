@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outlive.backend import EntryQuery, EntryRecord, Removal, ThreadQuery
+from outlive.backend import EntryQuery, EntryRecord, Fence, Removal, ThreadQuery
 from outlive.errors import StoreClosed
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Probe, chunk, draft, write
@@ -20,8 +20,8 @@ ONE, TWO = chunk("one"), chunk("two")
 STALE: dict[str, dict[str, Any]] = {
     "expectation of the head": {"expect_head": ("", "long ago")},
     "expectation of no head": {"expect_head": ("", None)},
-    "fence": {"fence": ("run", "run", 0, 1)},
-    "fence of a run that is gone": {"fence": ("run", "gone", 0, 1)},
+    "fence": {"fence": Fence("run", "run", 0, 1)},
+    "fence of a run that is gone": {"fence": Fence("run", "gone", 0, 1)},
     "generation": {"generation": 12345},
     "expectation of an empty thread": {"expect_empty": True},
     "version of the metadata": {"info": b"info", "info_version": 17},

@@ -16,6 +16,7 @@ from outlive.backend import (
     EntryCursor,
     EntryQuery,
     EntryRecord,
+    Fence,
     Receipt,
     Removal,
     ThreadKey,
@@ -42,11 +43,13 @@ class EntryContract(Contract):
         before = await probe.dump()
         for kind in ("note", "", "Run", "run\0", "\ud800", "kind " * 200):
             stray = EntryRecord(kind, "k", b"body")
-            for fields in ({}, {"merge": True}, {"info": b"info"}, {"fence": ("run", "r", 0, 1)}):
+            for fields in ({}, {"merge": True}, {"info": b"info"}, {"fence": Fence("run", "r", 0, 1)}):
                 with expected(BadArgument, f"{kind[:20]!r} with {fields}"):
                     await probe.commit(draft("b"), entries=(EntryRecord("step", "s"), stray), **fields)
         renewal = Commit(
-            probe.thread, entries=(EntryRecord("note", "k", None, lease_s=9.0),), fence=("run", "r", 0, 1)
+            probe.thread,
+            entries=(EntryRecord("note", "k", None, lease_s=9.0),),
+            fence=Fence("run", "r", 0, 1),
         )
         other = probe.of("other")
         results = await probe.backend.commit_all([renewal, Commit(other.thread, (draft("x"),)), renewal])
@@ -240,16 +243,16 @@ class EntryContract(Contract):
 
     async def test_a_run_that_ended_or_was_taken_over_saves_nothing_more(self, probe: Probe) -> None:
         await probe.commit(entries=(EntryRecord("run", "r", status="running", fence=1),))
-        await probe.commit(draft("a"), fence=("run", "r", 0, 1))
+        await probe.commit(draft("a"), fence=Fence("run", "r", 0, 1))
         await probe.commit(entries=(EntryRecord("run", "r", status="running", fence=2),))
         with pytest.raises(LeaseLost):
-            await probe.commit(draft("b"), fence=("run", "r", 0, 1))
-        await probe.commit(draft("b"), fence=("run", "r", 0, 2))
+            await probe.commit(draft("b"), fence=Fence("run", "r", 0, 1))
+        await probe.commit(draft("b"), fence=Fence("run", "r", 0, 2))
         await probe.commit(
-            entries=(EntryRecord("run", "r", status="completed", fence=2),), fence=("run", "r", 0, 2)
+            entries=(EntryRecord("run", "r", status="completed", fence=2),), fence=Fence("run", "r", 0, 2)
         )
         with pytest.raises(LeaseLost):
-            await probe.commit(draft("c"), fence=("run", "r", 0, 2))
+            await probe.commit(draft("c"), fence=Fence("run", "r", 0, 2))
         assert await probe.ids() == ["b", "a"]
 
     # Listing

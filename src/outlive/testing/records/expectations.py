@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outlive.backend import ABSENT, Commit, EntryRecord, Inventory, Removal
+from outlive.backend import ABSENT, Commit, EntryRecord, Fence, Inventory, Removal
 from outlive.errors import (
     BadArgument,
     EntryHeld,
@@ -39,12 +39,12 @@ FAILING: dict[str, tuple[Fields, type[OutliveError]]] = {
     "no head where one is": (lambda now: {"expect_head": ("", None)}, HeadMoved),
     "a head where none is": (lambda now: {"expect_head": ("empty", "b")}, HeadMoved),
     "an empty thread": (lambda now: {"expect_empty": True}, ThreadNotEmpty),
-    "a lower fence": (lambda now: {"fence": ("run", "run", 1, 2)}, LeaseLost),
-    "a higher fence": (lambda now: {"fence": ("run", "run", 1, 4)}, LeaseLost),
-    "the fence of another epoch": (lambda now: {"fence": ("run", "run", 0, 3)}, LeaseLost),
-    "the fence of a finished run": (lambda now: {"fence": ("run", "finished", 0, 1)}, LeaseLost),
-    "the fence of no run": (lambda now: {"fence": ("run", "nobody", 0, 0)}, LeaseLost),
-    "the fence of another kind": (lambda now: {"fence": ("lock", "run", 1, 3)}, LeaseLost),
+    "a lower fence": (lambda now: {"fence": Fence("run", "run", 1, 2)}, LeaseLost),
+    "a higher fence": (lambda now: {"fence": Fence("run", "run", 1, 4)}, LeaseLost),
+    "the fence of another epoch": (lambda now: {"fence": Fence("run", "run", 0, 3)}, LeaseLost),
+    "the fence of a finished run": (lambda now: {"fence": Fence("run", "finished", 0, 1)}, LeaseLost),
+    "the fence of no run": (lambda now: {"fence": Fence("run", "nobody", 0, 0)}, LeaseLost),
+    "the fence of another kind": (lambda now: {"fence": Fence("lock", "run", 1, 3)}, LeaseLost),
     "an epoch that has passed": (lambda now: {"epoch": EPOCH - 1}, EpochPassed),
     "an older version of the metadata": (lambda now: {"info_version": 0}, MetadataMoved),
     "a newer version of the metadata": (lambda now: {"info_version": 2}, MetadataMoved),
@@ -61,7 +61,7 @@ HOLDING: dict[str, Fields] = {
     "the generation": lambda now: {"generation": now.generation},
     "the head": lambda now: {"expect_head": ("", "b")},
     "no head": lambda now: {"expect_head": ("empty", None)},
-    "the fence": lambda now: {"fence": ("run", "run", 1, 3)},
+    "the fence": lambda now: {"fence": Fence("run", "run", 1, 3)},
     "the epoch": lambda now: {"epoch": EPOCH},
     "a later epoch": lambda now: {"epoch": EPOCH + 1},
     "no epoch": lambda now: {"epoch": None},
@@ -75,7 +75,7 @@ HOLDING: dict[str, Fields] = {
 ON_NOTHING: dict[str, tuple[dict[str, Any], type[OutliveError]]] = {
     "a generation": ({"generation": 0}, StaleBase),
     "a head": ({"expect_head": ("", "a")}, HeadMoved),
-    "a fence": ({"fence": ("run", "run", 0, 1)}, LeaseLost),
+    "a fence": ({"fence": Fence("run", "run", 0, 1)}, LeaseLost),
     "a version of the metadata": ({"info_version": 1}, MetadataMoved),
     "an entry": (_entry("lock", expect=(0, 1, 0)), EntryHeld),
     "a chunk": ({"writes": (write("a", "t", chunks=(ONE[0],)),)}, StaleBase),
@@ -176,7 +176,7 @@ class ExpectationContract(Contract):
             await probe.commit(draft("c"), expect_head=("", "a"))
         assert (moved.value.thread, moved.value.expected, moved.value.head) == ("thread", "a", "b")
         with pytest.raises(LeaseLost) as lost:
-            await probe.commit(draft("c"), fence=("run", "run", 1, 2))
+            await probe.commit(draft("c"), fence=Fence("run", "run", 1, 2))
         assert (lost.value.kind, lost.value.key, lost.value.fence, lost.value.current) == ("run", "run", 2, 3)
         with pytest.raises(EpochPassed) as passed:
             await probe.commit(draft("c"), epoch=1)
@@ -190,7 +190,7 @@ class ExpectationContract(Contract):
         await _furnish(probe)
         with pytest.raises(LeaseLost):
             await probe.commit(
-                draft("c"), fence=("run", "run", 1, 2), generation=1, expect_head=("", "a"), expect_empty=True,
+                draft("c"), fence=Fence("run", "run", 1, 2), generation=1, expect_head=("", "a"), expect_empty=True,
                 info_version=9, epoch=1,
             )  # fmt: skip
 

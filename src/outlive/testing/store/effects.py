@@ -166,7 +166,7 @@ class EffectContract(Contract):
     async def test_a_run_without_progress_is_handed_over(self, trial: Trial) -> None:
         told: list[Any] = []
         store, other = await trial.store(), await trial.store()
-        store._engine.watched._watchers = (told.append,)
+        store._engine.events._watchers = (told.append,)
         run: Any = await store.run("t", run_id="r", lease_s=0.3, progress_s=0.5).start()
         end = time.monotonic() + PATIENCE_S
         resumed: list[Any] = []

@@ -18,16 +18,16 @@ from outlive.backend import (
     EntryRecord,
     HistoryQuery,
     ThreadKey,
-    ThreadRow,
+    ThreadRecord,
     WriteRecord,
     checksum,
     escape,
     unescape,
 )
-from outlive.backends.rules.view import Row, write_order
+from outlive.backends.rules.view import Counters, write_order
+from outlive.backends.sqlite.checked_thread import CheckedThread, UncheckedThread, guess, look_up
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import StoredEntry, find_entry
-from outlive.backends.sqlite.thread_row import ThreadRows, UncheckedThread, guess, look_up
 from outlive.errors import Corrupt
 
 CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, names, body, checksum"
@@ -68,7 +68,7 @@ class KnownKeys:
     def __init__(self) -> None:
         self._threads: dict[bytes, tuple[int, dict[bytes, int]]] = {}
 
-    def of(self, digest: bytes, row: Row) -> dict[bytes, int]:
+    def of(self, digest: bytes, row: Counters) -> dict[bytes, int]:
         """Return the keys of a thread in its present generation."""
         known = self._threads.get(digest)
         if known is None or known[0] != row.generation:
@@ -85,7 +85,7 @@ class KnownKeys:
 _KNOWN_THREADS = 1000
 
 
-class Rows(ThreadRows):
+class SQLiteView(CheckedThread):
     """One thread as it is inside a transaction."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Rows(ThreadRows):
         return record
 
     def head(self, namespace: str) -> str | None:
-        head = self.newest_head(namespace)
+        head = self.check_head(namespace)
         return None if head is None else unescape(head.id or "")
 
     def count(self) -> int:
@@ -241,7 +241,7 @@ class Rows(ThreadRows):
             self.check_count(query.namespace)
             if query.namespace is not None:
                 # Its place may have been changed to that of another page.
-                self.newest_head(query.namespace)
+                self.check_head(query.namespace)
         records = self._records(query.namespace, query.before)
         matches = (record for record in records if query.run is None or record.run == query.run)
         return list(itertools.islice(matches, query.limit))
@@ -371,13 +371,13 @@ class Rows(ThreadRows):
 
     def summary(
         self, info: bytes | None, projection: str | None, check: bytes | None, heads: bool = True
-    ) -> ThreadRow:
-        assert self.row is not None
-        row = self.row
+    ) -> ThreadRecord:
+        assert self.counters is not None
+        row = self.counters
         if check != (None if info is None else info_checksum(self.key, row.info_version, info, projection)):
             raise self._corrupt("its metadata is damaged")
         head = self.newest("", None) if heads else None
-        return ThreadRow(
+        return ThreadRecord(
             self.thread.id, row.generation, row.revision, row.epoch, row.seq, self.checkpoints, self.stored,
             row.created_at, self.updated_at, info, projection, row.info_version, head,
         )  # fmt: skip

@@ -14,17 +14,67 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from outlive.backend import ThreadKey, checksum, escape
-from outlive.backends.rules.view import Row
+from outlive.backend import ThreadKey, checksum, escape, unescape
+from outlive.backends.rules.view import Counters
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.errors import Corrupt
 
 RECENT_US = 1_000_000  # what `recent` counts
-THREAD = (
-    "key, digest, tenant, id, listed, generation, revision, epoch, seq, checkpoints, entries, stored, created_at, updated_at, "
-    "info_version, checksum"
-)
-HEAD = "thread, revision, epoch, seq, id, checkpoints, record, checksum"
+
+
+class ThreadColumns(NamedTuple):
+    """A row of `thread`, as it is in the file: nothing of it is checked."""
+
+    key: Any
+    digest: Any
+    tenant: Any
+    id: Any
+    listed: Any
+    generation: Any
+    revision: Any
+    epoch: Any
+    seq: Any
+    checkpoints: Any
+    entries: Any
+    stored: Any
+    created_at: Any
+    updated_at: Any
+    info_version: Any
+    checksum: Any
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> ThreadColumns:
+        """Return the columns of the thread, which are the first of a row."""
+        return cls(*row[: len(cls._fields)])
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.checksum == checksum(*self[:-1]))
+
+
+class HeadColumns(NamedTuple):
+    """A row of `head`, as it is in the file: nothing of it is checked."""
+
+    thread: Any
+    revision: Any
+    epoch: Any
+    seq: Any
+    id: Any
+    checkpoints: Any
+    record: Any
+    checksum: Any
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> HeadColumns | None:
+        """Return the columns of an outer join, which are all null without a head."""
+        columns = cls(*row)
+        return None if columns.checksum is None else columns
+
+
+THREAD = ", ".join(ThreadColumns._fields)
+HEAD = ", ".join(HeadColumns._fields)
+_THREAD_END = len(ThreadColumns._fields)
+_ROOT_END = _THREAD_END + len(HeadColumns._fields)
 _THREAD, _ROOT, _OTHER = (
     ", ".join(f"{table}.{name}" for name in columns.split(", "))
     for table, columns in (("t", THREAD), ("h", HEAD), ("o", HEAD))
@@ -69,8 +119,8 @@ class Head(NamedTuple):
 class UncheckedThread:
     """The rows of a thread as one statement read them; nothing of them is checked yet."""
 
-    row: Sequence[Any] | None = None
-    heads: dict[str, Sequence[Any] | None] = field(default_factory=dict)  # by namespace
+    row: ThreadColumns | None = None
+    heads: dict[str, HeadColumns | None] = field(default_factory=dict)  # by namespace
     has_checkpoint: bool = True  # or nobody asked
     # By namespace: its (epoch, seq).
     newest: dict[str, tuple[int, int] | None] = field(default_factory=dict)
@@ -78,7 +128,13 @@ class UncheckedThread:
     @classmethod
     def of(cls, row: Sequence[Any]) -> UncheckedThread:
         """Return the thread of a row that begins with its columns and those of its root head."""
-        return cls(row[:16], {"": row[16:24] if row[23] is not None else None})
+        return cls(ThreadColumns.of(row), {"": HeadColumns.of(row[_THREAD_END:_ROOT_END])})
+
+
+def listed_key(row: Sequence[Any]) -> ThreadKey:
+    """Return the thread of a row of THREADS."""
+    columns = ThreadColumns.of(row)
+    return ThreadKey(unescape(columns.tenant), unescape(columns.id or ""), bytes(columns.digest))
 
 
 def look_up(db: apsw.Connection, digest: bytes, namespace: str, id: str | None) -> UncheckedThread:
@@ -93,20 +149,22 @@ def look_up(db: apsw.Connection, digest: bytes, namespace: str, id: str | None) 
         heads: list[Any] = db.execute(
             f"select {HEAD} from head where digest = ? and namespace = ''", values[:1]
         ).fetchall()
-        return UncheckedThread(None, {"": heads[0] if heads else None}, has_checkpoint=False)
+        return UncheckedThread(None, {"": HeadColumns(*heads[0]) if heads else None}, has_checkpoint=False)
     (row,) = rows
     stored = UncheckedThread.of(row)
     if namespace:
-        stored.heads[namespace] = row[24:32] if row[31] is not None else None
+        stored.heads[namespace] = HeadColumns.of(row[_ROOT_END : _ROOT_END + len(HeadColumns._fields)])
     if id is not None:
-        stored.has_checkpoint = bool(row[-3])
-        stored.newest[namespace] = None if row[-1] is None else (row[-2], row[-1])
+        *_, has_checkpoint, epoch, seq = row
+        stored.has_checkpoint = bool(has_checkpoint)
+        stored.newest[namespace] = None if seq is None else (epoch, seq)
     return stored
 
 
-def checked_head(digest: bytes, name: str, row: Sequence[Any]) -> Head | None:
+def checked_head(digest: bytes, name: str, row: HeadColumns) -> Head | None:
     """Return a head whose row is whole; None when it is damaged."""
-    return Head(*row[:7]) if row[7] == checksum(digest, name, *row[:7]) else None
+    *fields, check = row
+    return Head(*fields) if check == checksum(digest, name, *fields) else None
 
 
 def put_head(db: apsw.Connection, digest: bytes, name: str, head: Head) -> None:
@@ -116,7 +174,7 @@ def put_head(db: apsw.Connection, digest: bytes, name: str, head: Head) -> None:
     )
 
 
-class ThreadRows:
+class CheckedThread:
     """The counters and heads of one thread as they are inside a transaction."""
 
     def __init__(
@@ -126,7 +184,7 @@ class ThreadRows:
         self._unchecked = unchecked
         self._heads: dict[str, Head | None] = {}  # those that were checked
         self.thread = thread
-        self.row: Row | None = None
+        self.counters: Counters | None = None
         self.key = self.checkpoints = self.entries = self.stored = self.updated_at = 0
         self.is_listed = self.has_row = False
         # The row of the thread counts when it and the head of the root namespace say the same.
@@ -137,38 +195,42 @@ class ThreadRows:
             self._salvage()
         elif self._unchecked.row is not None:
             row = self._unchecked.row
-            self.has_row, self.key, self.is_listed = True, row[0], bool(row[4])
-            self.checkpoints, self.entries, self.stored, self.updated_at = row[9], row[10], row[11], row[13]
-            self.row = Row(row[5], row[6], row[7], row[8], row[12], row[14])
+            self.has_row, self.key, self.is_listed = True, row.key, bool(row.listed)
+            self.checkpoints, self.entries, self.stored = row.checkpoints, row.entries, row.stored
+            self.updated_at = row.updated_at
+            self.counters = Counters(
+                row.generation, row.revision, row.epoch, row.seq, row.created_at, row.info_version
+            )
 
     def _disagreement(self) -> str | None:
         """Say what is wrong with the row of the thread, or with that of its root's head."""
         row, root = self._unchecked.row, self._unchecked.heads[""]
         if row is None:
             listed = "select 1 from roster where tenant = ? and id = ?"
-            is_gone = root is not None or fetch_one(self._db, listed, _roster_key(self.thread)) is not None
+            is_gone = root is not None or fetch_one(self._db, listed, roster_key(self.thread)) is not None
             return "its row is gone" if is_gone else None
-        if row[15] != checksum(*row[:15]):
+        if not row.is_whole:
             return "its row is damaged"
         if root is None:
             return "the head of namespace '' is gone"
         head = self._heads[""] = checked_head(self.thread.digest, "", root)
         if head is None:
             return "the head of namespace '' is damaged"
-        if (head.thread, head.revision) != (row[0], row[6]):
+        if (head.thread, head.revision) != (row.key, row.revision):
             return (
-                f"its row is of revision {row[6]} and its head of revision {head.revision}: "
+                f"its row is of revision {row.revision} and its head of revision {head.revision}: "
                 "one of them is an older copy of itself"
             )
         return None
 
     def _salvage(self) -> None:
         """Derive what a thread needs to start again after damage: no seq is used twice."""
-        row, root = self._unchecked.row or [None] * 16, self._unchecked.heads[""]
+        row = self._unchecked.row or ThreadColumns(*[None] * len(ThreadColumns._fields))
+        root = self._unchecked.heads[""]
         if root is None or checked_head(self.thread.digest, "", root) is None:
-            root = [None] * 8
+            root = HeadColumns(*[None] * len(HeadColumns._fields))
         self.has_row, self.is_listed = self._unchecked.row is not None, True
-        self.key = row[0] or root[0] or 0
+        self.key = row.key or root.thread or 0
         if self.has_row:
             tenant = escape(self.thread.tenant)
             self._db.execute("update thread set tenant = ? where key = ?", (tenant, self.key))
@@ -176,12 +238,12 @@ class ThreadRows:
         epoch, seq, self.checkpoints = fetch_one(self._db, around, (self.key,))
         (revision,) = fetch_one(self._db, "select max(revision) from chunk where thread = ?", (self.key,))
         if self.key:
-            self.row = Row(
+            self.counters = Counters(
                 0,
-                _greatest(row[6], root[1], revision),
-                _greatest(row[7], root[2], epoch),
-                _greatest(row[8], root[3], seq),
-                _greatest(row[12]),
+                _greatest(row.revision, root.revision, revision),
+                _greatest(row.epoch, root.epoch, epoch),
+                _greatest(row.seq, root.seq, seq),
+                _greatest(row.created_at),
             )
 
     def _corrupt(self, problem: str, checkpoint: str | None = None) -> Corrupt:
@@ -195,16 +257,17 @@ class ThreadRows:
                 row = self._unchecked.heads[namespace]
             else:
                 sql = f"select {HEAD} from head where digest = ? and namespace = ?"
-                row = fetch_one(self._db, sql, (self.thread.digest, name))
+                stored = fetch_one(self._db, sql, (self.thread.digest, name))
+                row = None if stored is None else HeadColumns(*stored)
             head = None if row is None else checked_head(self.thread.digest, name, row)
             if row is not None and (head is None or head.thread != self.key):
-                raise self._corrupt(f"the head of namespace {namespace!r} is damaged", guess(row[4]))
+                raise self._corrupt(f"the head of namespace {namespace!r} is damaged", guess(row.id))
             self._heads[namespace] = head
         head = self._heads[namespace]
         return None if head is None or head.id is None else head
 
-    def newest_head(self, namespace: str) -> Head | None:
-        """Return the head of a namespace, compared with the newest place in the index."""
+    def check_head(self, namespace: str) -> Head | None:
+        """Compare the head of a namespace with the newest place in the index, and return it."""
         head = self.head_row(namespace)
         if namespace not in self._unchecked.newest:
             sql = "select epoch, seq from checkpoint where thread = ? and namespace = ? order by epoch desc, seq desc limit 1"
@@ -214,37 +277,6 @@ class ThreadRows:
             loss = "its newest checkpoint, or is an older copy of itself"
             raise self._corrupt(f"the head of namespace {namespace!r} has lost {loss}")
         return head
-
-    def save_row(self, row: Row, counts: tuple[int, int, int], at: int, listed: bool) -> None:
-        """Write the row of the thread. One without anything keeps its counters, and not its id."""
-        is_empty = not listed and not counts[1]
-        fields = (
-            self.key, self.thread.digest, escape(self.thread.tenant), None if is_empty else escape(self.thread.id), int(listed),
-            row.generation, row.revision, row.epoch, row.seq, *counts, row.created_at, at, row.info_version,
-        )  # fmt: skip
-        counters = (
-            "generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
-            "entries = ?, stored = ?, created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?"
-        )
-        recent = at // RECENT_US
-        if listed and self.is_listed:  # the id stays: what is not written leaves its index alone
-            values: tuple[Any, ...] = (*fields[5:], checksum(*fields), self.key)
-            if recent == self.updated_at // RECENT_US:
-                self._db.execute(f"update thread set {counters}", values)
-            else:
-                self._db.execute(f"update thread set recent = ?, {counters}", (recent, *values))
-            return
-        self._db.execute(
-            f"update thread set recent = ?, id = ?, listed = ?, {counters}",
-            (recent, *fields[3:], checksum(*fields), self.key),
-        )
-        if listed != self.is_listed:
-            statement = (
-                "insert or replace into roster values(?, ?)"
-                if listed
-                else "delete from roster where tenant = ? and id = ?"
-            )
-            self._db.execute(statement, _roster_key(self.thread))
 
 
 def _greatest(*counters: Any) -> int:
@@ -257,5 +289,5 @@ def guess(id: Any) -> str | None:
     return id if isinstance(id, str) else None
 
 
-def _roster_key(thread: ThreadKey) -> tuple[str, str]:
+def roster_key(thread: ThreadKey) -> tuple[str, str]:
     return escape(thread.tenant), escape(thread.id)

@@ -1,7 +1,7 @@
 """Backends that live in this process (memory, file, SQLite), and their sync mode.
 
 Such a backend is written once, as plain functions under one lock. `SyncLocal` calls them as they
-are, for `outlive.open`; `AsyncLocal` (`threaded.py`) calls them in one worker thread, a single hop
+are, for `outlive.open`; `AsyncLocal` (`async_local.py`) calls them in one worker thread, a single hop
 per call, for `outlive.open_async`. Both gather commits that wait at the same moment into one group,
 so that they share one fsync; each still succeeds or fails on its own.
 """
@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from outlive.backend import Commit, Receipt, outcome_unknown, shortest_timeout
-from outlive.backends.local.protocol import Local, LocalCalls, P, T
+from outlive.backends.local.fork import keep_for_fork
+from outlive.backends.local.protocol import Local, LocalCalls, P, T, busy
 from outlive.backends.local.watch import ThreadAlarm, bell_of
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
-from outlive.runtime.fork import hold_while_forking
+from outlive.runtime.fork import reset_in_child
 
 _YIELD_S = 0.0001
 
@@ -46,7 +44,12 @@ class SyncLocal(LocalCalls):
         self._closed = False
         self._bell = bell_of(local)
         keep_for_fork(local)
-        _inline.add(self)
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Empty the queues: the threads that wait in them are the parent's."""
+        self._queue.clear()
+        self._waiting.clear()
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Join the queue; the thread that gets the lock first commits for all that wait."""
@@ -142,47 +145,3 @@ class SharedSyncLocal(SyncLocal):
 
     async def close(self) -> None:
         self._closed = True
-
-
-def busy(timeout_s: float | None) -> StoreBusy:
-    return StoreBusy(f"the store was busy in this process for {timeout_s} s; raise timeout_s")
-
-
-# Forking -----------------------------------------------------------------------------------------
-#
-# A fork waits until no backend is in the middle of a call: the forking thread takes every lock
-# first, and each backend closes what a child must not inherit. Worker threads stay in the parent.
-
-_locals: weakref.WeakSet[Any] = weakref.WeakSet()
-_inline: weakref.WeakSet[SyncLocal] = weakref.WeakSet()
-_stopped: list[Local] = []
-_forking = threading.Lock()  # one fork at a time takes the locks
-
-
-def keep_for_fork(local: Local) -> None:
-    """Let forks wait for this backend."""
-    _locals.add(local)
-
-
-def _before_fork() -> None:
-    _forking.acquire()
-    for local in list(_locals):
-        local.lock.acquire()
-        _stopped.append(local)
-        local.before_fork()
-
-
-def _after_fork() -> None:
-    while _stopped:
-        _stopped.pop().lock.release()
-    _forking.release()
-
-
-def _after_fork_in_child() -> None:
-    _after_fork()
-    for inline in list(_inline):
-        inline._queue.clear()  # the threads that wait in it are the parent's
-        inline._waiting.clear()
-
-
-hold_while_forking(_before_fork, _after_fork, _after_fork_in_child)

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from outlive.backend import Commit, Receipt, outcome_unknown, shortest_timeout
-from outlive.backends.local.inline import busy, keep_for_fork
-from outlive.backends.local.protocol import Local, LocalCalls, P, T
+from outlive.backends.local.fork import keep_for_fork
+from outlive.backends.local.protocol import Local, LocalCalls, P, T, busy
 from outlive.backends.local.watch import bell_of
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
 from outlive.runtime.fork import reset_in_child
