@@ -1,6 +1,6 @@
 """Empty runs per second through a queue, from the first submission until the last is completed, beside a queue of DBOS.
 
-One PostgreSQL server, `fsync` and `synchronous_commit` on. One process submits, two worker processes with the defaults of each side
+One PostgreSQL server, `fsync` and `synchronous_commit` on. One process submits from eight threads, two worker processes with the defaults of each side
 work. The rounds of both sides alternate, each with a new database; the median of the rounds' ratios counts.
 """
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -22,6 +23,7 @@ from table import Row, at_least
 
 _WORKER = Path(__file__).resolve().parent.parent / "queue_worker.py"
 _PROCESSES = 2
+_SUBMITTERS = 8
 _PATIENCE_S = 600.0
 
 
@@ -41,8 +43,7 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
 def _ours(url: str, count: int) -> float:
     with ours.open_store(url) as store, workers("ours", url, _PROCESSES):
         start = time.perf_counter()
-        for number in range(count):
-            store.submit(f"t{number}", agent="empty")
+        _in_threads(lambda number: store.submit(f"t{number}", agent="empty"), count)
         _wait(lambda: not any(True for _ in store.runs(status=["released", "running"])))
         took_s = time.perf_counter() - start
         if sum(run.status == "completed" for run in store.runs()) != count:
@@ -53,10 +54,15 @@ def _ours(url: str, count: int) -> float:
 def _theirs(url: str, count: int) -> float:
     with workers("theirs", url, _PROCESSES), workflows.client(url) as client:
         start = time.perf_counter()
-        for _ in range(count):
-            workflows.enqueue(client)
+        _in_threads(lambda number: workflows.enqueue(client), count)
         _wait(lambda: workflows.completed(client) == count)
         return count / (time.perf_counter() - start)
+
+
+def _in_threads(submit: Callable[[int], object], count: int) -> None:
+    with ThreadPoolExecutor(_SUBMITTERS) as pool:
+        for done in pool.map(submit, range(count)):
+            del done
 
 
 class workers:  # noqa: N801  # used like a function
@@ -86,4 +92,4 @@ def _wait(is_done: Callable[[], bool]) -> None:
     while not is_done():
         if time.perf_counter() > end:
             raise AssertionError("the queue was not worked off")
-        time.sleep(0.05)
+        time.sleep(0.25)

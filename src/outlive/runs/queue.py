@@ -10,6 +10,10 @@ it cannot be claimed now:
 - It belongs to another version of the code, and the policy is to hold those.
 - Its run could not be started here, or was given back by its handler: others may try first.
 
+Workers that look at the same moment see the same tickets, and all but one lose each of them. A
+worker that has just lost one therefore takes the tickets of its page in random order, with the same
+priority and still one of each place.
+
 So a long queue of one thread costs a look at its tickets and no attempts. A look reads at most
 `_MOST` tickets of an agent; the next look continues where it ended.
 """
@@ -28,6 +32,8 @@ from outlive.threads.engine import Engine
 _MOST = 1000
 _AGENTS = 200  # that a handler "*" looks at
 _FIRST_S, _LONGEST_S = 0.05, 1.0  # pauses before a busy place is tried again
+_CONTENDED_S = 1.0  # so long after a lost ticket others are expected to look too
+_SUSPECTS = 1000
 
 Place = tuple[bytes, str]  # (digest of the thread, namespace)
 
@@ -61,6 +67,8 @@ class Queue:
         self._passed: set[Place] = set()  # that a ticket was passed over for: none may overtake it
         self._paused: dict[Place, _Pause] = {}
         self._avoided: dict[str, float] = {}  # run → until when
+        self._lost: dict[str, None] = {}  # keys of tickets whose runs were not released any more
+        self._contended_until = 0.0
         self._clock = time.monotonic
         self.is_stale = True  # something was stored since the last look
 
@@ -91,7 +99,10 @@ class Queue:
         for agent in await self._agents():
             if agent not in full:
                 tickets += await self._look_at(agent, busy, count, full)
-        self._tickets = sorted(tickets, key=lambda ticket: ticket.turn, reverse=True)
+        if self._clock() < self._contended_until:
+            self._tickets = _shuffled(tickets)
+        else:
+            self._tickets = sorted(tickets, key=lambda ticket: ticket.turn, reverse=True)
 
     async def _agents(self) -> list[str | None]:
         named = [agent for agent in self._handlers if agent != "*"]
@@ -139,6 +150,20 @@ class Queue:
         else:
             self._paused.setdefault(place, _Pause()).extend(self._clock())
 
+    def lost(self, ticket: Ticket) -> bool:
+        """Note that a run is not released any more; True: its ticket was left behind.
+
+        A ticket that disappears after it was listed was claimed by another worker, with its run.
+        """
+        self._contended_until = self._clock() + _CONTENDED_S
+        if ticket.entry.key in self._lost:
+            return True
+        if len(self._lost) >= _SUSPECTS:
+            self._lost.clear()
+        self._lost[ticket.entry.key] = None
+        self.avoid(ticket.run_id, _LONGEST_S)
+        return False
+
     def left(self, place: Place) -> None:
         """Note that a run of this worker has left a place."""
         self._paused.pop(place, None)
@@ -161,6 +186,14 @@ class Queue:
         if self._cursors:
             return _FIRST_S
         return min(moments) - now if moments else None
+
+
+def _shuffled(tickets: list[Ticket]) -> list[Ticket]:
+    """Return tickets by priority, the next one last, else in random order: of each place the first."""
+    first: dict[object, Ticket] = {}
+    for ticket in sorted(tickets, key=lambda ticket: ticket.turn):
+        first.setdefault(place_of(ticket) or ticket.run_id, ticket)
+    return sorted(first.values(), key=lambda ticket: (ticket.priority, random.random()))
 
 
 def place_of(ticket: Ticket) -> Place | None:

@@ -46,6 +46,7 @@ from outlive.threads.engine import Engine
 
 _LONGEST_S = 60.0  # between looks while the store cannot be reached
 _FULL_S = 0.25  # between looks while an agent has no free slot
+_TIMERS_S = 0.1  # from a wake to a look at the timers
 _WATCH_S = 0.25  # the longest wait of a watch: so long may `run()` take to return
 _GIVE_BACK_S = 5.0  # for tasks that were cancelled to end
 
@@ -169,7 +170,9 @@ class AsyncWorker:
                     await self._engine.runtime.sleep(_WATCH_S)
                     continue
                 if is_woken:
-                    self._queue.is_stale, self._timer_at = True, 0.0
+                    self._queue.is_stale = True
+                    # It may be a timer. Those are read a moment later, once for many submitted runs.
+                    self._look_at_timers_at(time.monotonic() + _TIMERS_S)
                     self._bell.set()
         finally:
             if watch is not None:
@@ -212,9 +215,12 @@ class AsyncWorker:
         fired = await fire_due(self._engine, self._tenant)
         if fired.next_at is not None:
             left_s = (fired.next_at - await store_now(self._engine)) / 1e6
-            self._timer_at = time.monotonic() + max(0.0, left_s)
+            self._look_at_timers_at(time.monotonic() + max(0.0, left_s))
         if fired.count:
             self._queue.is_stale = True
+
+    def _look_at_timers_at(self, at: float) -> None:
+        self._timer_at = at if self._timer_at is None else min(self._timer_at, at)
 
     async def _find_dead(self) -> None:
         self._report()
@@ -313,7 +319,8 @@ class AsyncWorker:
         engine, queue = self._engine, self._queue
         stored = await find(engine, ticket.thread, RUN, ticket.run_id)
         if stored is None or stored.status != RELEASED:
-            await tickets.drop(engine, ticket)  # another worker has it, or it has ended
+            if queue.lost(ticket):
+                await tickets.drop(engine, ticket)
             return
         outcome: Outcome = "skipped"
         try:
