@@ -21,8 +21,13 @@ def store():
         yield store
 
 
-def _tickers():
-    return [thread for thread in threading.enumerate() if thread.name == "outlive-ticker"]
+def _renewals(before):
+    """Return the threads that renew leases and were not there before: other tests may have left some."""
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread.name == "outlive-renewal" and thread not in before
+    ]
 
 
 def approve(run):
@@ -63,13 +68,15 @@ def test_questions_answers_and_wakes_are_told():
 
 
 def test_nothing_is_done_for_a_suspended_run(store):
+    before = threading.enumerate()
     run = store.run("t", run_id="r").start()
+    assert _renewals(before)
     with pytest.raises(RunSuspended):
         run.ask("ok?")
     for call in (lambda: run.step("s", int), lambda: run.save({}), run.complete, run.flush):
         with pytest.raises(RunSuspended):
             call()
-    eventually(lambda: not _tickers(), "its lease is still renewed")
+    eventually(lambda: not _renewals(before), "its lease is still renewed")
     run.start()  # takes it up again
     with pytest.raises(RunSuspended):
         run.ask("ok?")
@@ -196,11 +203,12 @@ def test_a_worker_takes_an_answered_run_up(store):
 
 
 def test_waiting_runs_cost_nothing(tmp_path):
+    before = threading.enumerate()
     with outlive.open(f"sqlite:///{tmp_path}/store.db?fsync=normal") as store:
         for n in range(50):
             with store.run(f"t{n}", run_id=f"r{n}", agent="x") as run:
                 run.ask("ok?", timeout_s=3600)
-        eventually(lambda: not _tickers(), "a lease is still renewed")
+        eventually(lambda: not _renewals(before), "a lease is still renewed")
         report = store.recover({"x": approve})
         assert (report.resumed, report.waiting, report.skipped) == ([], [], [])
         assert len(list(store.questions())) == 50
