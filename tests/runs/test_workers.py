@@ -251,6 +251,25 @@ def test_a_cancelled_worker_releases_its_runs(tmp_path):
     asyncio.run(main())
 
 
+def test_a_worker_survives_its_on_report(tmp_path):
+    calls = []
+
+    def report(done):
+        calls.append(done)
+        raise ValueError("the log is full")
+
+    def work(store):
+        with working(store, {"a": lambda run: run.id}, interval_s=0.05, on_report=report):
+            eventually(lambda: len(calls) >= 3)
+            store.submit("t", run_id="r", agent="a")
+            eventually(lambda: finished(store))
+
+    with outlive.open(f"sqlite:///{tmp_path}/store.db") as store:
+        with pytest.warns(RuntimeWarning, match="ValueError: the log is full"):
+            work(store)
+        assert store.find_run("r").result == "r"
+
+
 def killed_script(report, url):
     with outlive.open(url) as store, store.run("trip", agent="planner") as run:
         for name in ("one", "two"):

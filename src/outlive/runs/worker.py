@@ -41,7 +41,7 @@ from outlive.runs.store_clock import store_now
 from outlive.runs.tickets import Ticket
 from outlive.runs.timers import fire_due
 from outlive.runs.worker_record import WorkerRecord, remove_dead
-from outlive.runtime.runtime import Deadline, Hand
+from outlive.runtime.runtime import Deadline, Hand, warn_of_failure
 from outlive.threads.engine import Engine
 
 _LONGEST_S = 60.0  # between looks while the store cannot be reached
@@ -232,7 +232,10 @@ class AsyncWorker:
     def _report(self) -> None:
         report, self._recovery.report = self._recovery.report, Recovered()
         if self._on_report is not None:
-            self._on_report(report)
+            try:
+                self._on_report(report)
+            except Exception as error:  # noqa: BLE001  # whatever it does wrong, the worker continues
+                warn_of_failure("on_report of a worker", error)
 
     def _pause_s(self) -> float:
         """Return how long to wait for the bell."""
