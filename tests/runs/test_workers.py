@@ -270,6 +270,59 @@ def test_a_worker_survives_its_on_report(tmp_path):
         assert store.find_run("r").result == "r"
 
 
+class Exit(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), Exit("x"), asyncio.CancelledError()], ids=repr
+)
+def test_a_handler_that_exits_has_failed(tmp_path, error):
+    def leave(run):
+        raise error
+
+    reports = []
+    with outlive.open(f"sqlite:///{tmp_path}/store.db") as store:
+        store.submit("t", run_id="r", agent="a")
+        with working(store, {"a": leave}, on_report=reports.append):
+            eventually(lambda: finished(store))
+        run = store.find_run("r")
+    text = f"the handler raised {error!r}"
+    assert (run.status, run.attempt, run.failures) == ("failed", 1, 1)
+    assert run.error == f"HandlerExited: {text}"
+    failed = [(run.run_id, run.code, run.message) for report in reports for run in report.failed]
+    assert failed == [("r", "HandlerExited", text)]
+
+
+def test_a_handler_that_waits_for_a_cancelled_task_has_failed(tmp_path):
+    async def main():
+        async with await outlive.open_async(f"sqlite:///{tmp_path}/store.db") as store:
+
+            async def waits(run):
+                other = asyncio.create_task(asyncio.sleep(PATIENCE_S))
+                other.cancel()
+                await other
+
+            def plain(run):
+                raise SystemExit(3)
+
+            await store.submit("t", run_id="waits", agent="waits")
+            await store.submit("u", run_id="plain", agent="plain")
+            worker = store.worker({"waits": waits, "plain": plain})
+            task = asyncio.create_task(worker.run())
+            async with asyncio.timeout(PATIENCE_S):
+                while not all([run.is_finished async for run in store.runs()]):
+                    await asyncio.sleep(0.01)
+            worker.stop()
+            await task
+            assert {(run.id, run.status, run.failures) async for run in store.runs()} == {
+                ("waits", "failed", 1),
+                ("plain", "failed", 1),
+            }
+
+    asyncio.run(main())
+
+
 def killed_script(report, url):
     with outlive.open(url) as store, store.run("trip", agent="planner") as run:
         for name in ("one", "two"):

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -317,12 +319,57 @@ class Recovery:
         # A plain function must not hold up the event loop, with the leases of all other runs.
         is_async = inspect.iscoroutinefunction(handler)
         result: Any | Awaitable[Any] = (
-            handler(run) if is_async else await self._engine.runtime.call(lambda: handler(run))
+            handler(run) if is_async else await self._engine.runtime.call(lambda: _call_plain(handler, run))
         )
         if inspect.isawaitable(result):
-            result = await result
+            with _exits():
+                result = await result
         if result is not None and run.result is None:
             run.info.result = result
+
+
+class HandlerExited(Exception):
+    """A handler raised what is no Exception, such as SystemExit, and its process does not end: the attempt failed."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"the handler raised {error!r}")
+
+
+def _call_plain(handler: Handler, run: AsyncRun) -> Any:
+    with _exits():  # in the thread of the handler
+        return handler(run)
+
+
+@contextlib.contextmanager
+def _exits() -> Iterator[None]:
+    """Tell a handler that exits from a process that ends: otherwise its run would be released and claimed endlessly."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if _ends_process(error):
+            raise
+        raise HandlerExited(error) from error
+
+
+def _ends_process(error: BaseException) -> bool:
+    """Tell whether an exception may come from a signal, which only the main thread gets, or from a cancelled task."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return threading.current_thread() is threading.main_thread()
+    asyncio = sys.modules.get("asyncio")  # sync stores do not import it
+    if asyncio is not None and isinstance(error, asyncio.CancelledError):
+        return _is_cancelled(asyncio)
+    return isinstance(error, GeneratorExit)
+
+
+def _is_cancelled(asyncio: Any) -> bool:
+    """Tell whether the task that calls was cancelled, and not only something that it waited for."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without a loop
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def _failures(dead: RunInfo) -> int:
