@@ -9,6 +9,7 @@ from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from outlive.arguments import (
+    check_agent,
     check_attributes,
     check_count,
     check_durability,
@@ -26,6 +27,7 @@ from outlive.arguments import (
     check_seconds,
     check_text,
     check_timeout,
+    check_worker,
     optional_id,
     thread_cursor,
 )
@@ -247,7 +249,7 @@ class AsyncStore(AsyncContext):
             max_attempts=max_attempts,
             backoff_s=None if backoff_s is None else check_seconds("backoff_s", backoff_s),
             priority=check_priority(options.get("priority", 0)),
-            agent=None if agent is None else check_text("agent", agent),
+            agent=None if agent is None else check_agent(agent),
             prompt=options.get("prompt"),
             parent=optional_id("parent", options.get("parent")),
             attributes=check_attributes(options.get("attributes")),
@@ -470,6 +472,8 @@ class AsyncStore(AsyncContext):
         engine, tenant = self._engine, self._settings.tenant
         checked = check_handlers(handlers)
         recovery = Recovery(engine, self._run, checked, policy, code_version)
+        checked_limits = check_limits(limits, limit_tenant)
+        check_worker(checked, checked_limits)
         capacity = check_count("concurrency", concurrency, 1)
         options = WorkerOptions(
             capacity, check_timeout(interval_s, "interval_s"), check_seconds("grace_s", grace_s, 0)
@@ -482,7 +486,7 @@ class AsyncStore(AsyncContext):
             tenant,
             recovery,
             Queue(engine, tenant, checked, recovery.is_other_code),
-            Slots(engine, tenant, self._heart, check_limits(limits, limit_tenant)),
+            Slots(engine, tenant, self._heart, checked_limits),
             WorkerRecord(engine, tenant, fields),
             self._heart,
             options,

@@ -270,6 +270,37 @@ def test_a_worker_survives_its_on_report(tmp_path):
         assert store.find_run("r").result == "r"
 
 
+async def coroutine(run):
+    return run.id
+
+
+@pytest.mark.parametrize(
+    "handlers, options, fix",
+    [
+        ({}, {}, "handlers is empty"),
+        ({"a": print}, {"limits": {"b": 2}}, "limits has 'b', for which there is no handler"),
+        ({"a": print}, {"policy": "hold"}, "pass it too"),
+        ({"a": coroutine}, {}, "use outlive.open_async, or a plain function"),
+    ],
+)
+def test_a_worker_that_could_not_work_is_refused(tmp_path, handlers, options, fix):
+    with outlive.open(f"sqlite:///{tmp_path}/store.db") as store:
+        with pytest.raises(outlive.errors.BadArgument, match=fix):
+            store.worker(handlers, **options)
+        store.worker({"*": print}, limits={"b": 2}, limit_tenant=3)
+        with pytest.raises(outlive.errors.BadArgument, match="open_async"):
+            store.recover({"a": coroutine})
+
+
+@pytest.mark.parametrize("agent", ["", "*"])
+def test_an_agent_has_a_name(tmp_path, agent):
+    with outlive.open(f"sqlite:///{tmp_path}/store.db") as store:
+        with pytest.raises(outlive.errors.BadArgument, match="agent must be a name"):
+            store.submit("t", agent=agent)
+        with pytest.raises(outlive.errors.BadArgument, match="agent must be a name"):
+            store.run("t", agent=agent)
+
+
 class Exit(BaseException):
     pass
 

@@ -192,6 +192,10 @@ class Recovery:
     ) -> None:
         if policy not in ("resume", "hold"):
             raise BadArgument(f'policy must be "resume" or "hold", not {policy!r}')
+        if policy == "hold" and code_version is None:
+            raise BadArgument(
+                'policy="hold" compares runs with the code_version of the handlers: pass it too'
+            )
         self._engine = engine
         self._resume = resume
         self._handlers = handlers
