@@ -196,6 +196,16 @@ def test_ctrl_c_gives_runs_back_at_once(cli, store):
     assert "Traceback" not in (cli.folder / "worker.err").read_text()
 
 
+@pytest.mark.parametrize("handlers", ["SYNC", "ASYNC"])
+def test_a_run_is_reported_when_it_leaves_its_handler(cli, store, handlers):
+    with working(cli, "--interval", "1h", handlers=handlers) as process:
+        for name in ("r-1", "r-2"):
+            cli("submit", name, "--agent", "planner", "--run-id", name, "--prompt", '{"to": 1}')
+            eventually(lambda name=name: f"resumed  {name}  planner  completed" in printed(cli))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+
+
 def test_a_question_is_answered_and_the_worker_resumes_its_run(cli, store):
     with working(cli, "--interval", "0.2s") as process:
         cli("submit", "order-7", "--agent", "refunds", "--run-id", "refund-7")

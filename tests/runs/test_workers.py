@@ -325,6 +325,24 @@ def test_a_handler_that_exits_has_failed(tmp_path, error):
     assert failed == [("r", "HandlerExited", text)]
 
 
+def test_a_handler_whose_run_waits_has_not_failed(tmp_path):
+    async def main():
+        async with await outlive.open_async(f"sqlite:///{tmp_path}/store.db") as store:
+
+            async def ask_two(run):
+                async with asyncio.TaskGroup() as group:
+                    for name in ("one?", "two?"):
+                        group.create_task(run.ask(name))
+
+            await store.submit("t", run_id="r", agent="a")
+            report = await store.recover({"a": ask_two})
+            assert [run.id for run in report.suspended] == ["r"]
+            found = await store.find_run("r")
+            assert (found.status, found.failures) == ("waiting", 0)
+
+    asyncio.run(main())
+
+
 def test_a_handler_that_waits_for_a_cancelled_task_has_failed(tmp_path):
     async def main():
         async with await outlive.open_async(f"sqlite:///{tmp_path}/store.db") as store:

@@ -26,6 +26,7 @@ from outlive.errors import (
     KeyMissing,
     OutliveError,
     RunBusy,
+    RunSuspended,
     StoreClosed,
     StoreUnavailable,
     ThreadBusy,
@@ -112,6 +113,11 @@ class Recovered:
     failed: list[FailedRun] = field(default_factory=list)
     waiting: list[RunInfo] = field(default_factory=list)  # alive: another process holds it
     skipped: list[SkippedRun] = field(default_factory=list)
+
+    @property
+    def _has_ended(self) -> bool:
+        """Tell whether a run has left its handler."""
+        return bool(self.resumed or self.suspended or self.failed)
 
 
 async def find_runs(
@@ -203,7 +209,18 @@ class Recovery:
         self._code_version = code_version
         self.refuses_all = False  # while a pair of stores has failed over
         self.report = Recovered()
+        self._report_lock = engine.runtime.lock()
         self._live: set[AsyncRun] = set()
+
+    def take_report(self) -> Recovered:
+        """Return the report, and begin a new one."""
+        with self._report_lock:  # handlers may end in other threads
+            report, self.report = self.report, Recovered()
+        return report
+
+    def _add(self, section: str, item: RunInfo | FailedRun | SkippedRun) -> None:
+        with self._report_lock:
+            getattr(self.report, section).append(item)
 
     async def take_all(self, tenant: str, concurrency: int) -> None:
         """Resume the dead runs of a tenant, several at a time."""
@@ -259,7 +276,7 @@ class Recovery:
         return "skipped"
 
     def _skip(self, info: RunInfo, code: SkipCode, message: str) -> None:
-        self.report.skipped.append(SkippedRun(info, code, message))
+        self._add("skipped", SkippedRun(info, code, message))
 
     def is_other_code(self, code_version: str | None) -> bool:
         """Tell whether a run of this version of the code is left to other processes."""
@@ -275,7 +292,7 @@ class Recovery:
         try:
             await park_run(self._engine, key, info)
         except EntryHeld:
-            self.report.waiting.append(info)
+            self._add("waiting", info)
             return
         self._skip(info, "parked", f"parked after {info.failures} attempts")
 
@@ -286,7 +303,7 @@ class Recovery:
         try:
             await delay_run(self._engine, key, info, "backoff", due)
         except EntryHeld:
-            self.report.waiting.append(info)
+            self._add("waiting", info)
             return
         self._skip(
             info, "backing_off", f"its process died; the next attempt is due at {moment(due):%H:%M:%S} UTC"
@@ -297,7 +314,7 @@ class Recovery:
         try:
             await run.start()
         except (RunBusy, ThreadBusy):
-            self.report.waiting.append(info)
+            self._add("waiting", info)
             return "busy"
         except (KeyMissing, StoreClosed, StoreUnavailable):
             raise  # the other runs would fail in the same way
@@ -312,9 +329,9 @@ class Recovery:
             async with run:
                 await self._call(handler, run)
         except Exception as error:  # noqa: BLE001  # the run has recorded it
-            self.report.failed.append(FailedRun(run.info, type(error).__name__, str(error)))
+            self._add("failed", FailedRun(run.info, type(error).__name__, str(error)))
         else:
-            (self.report.suspended if run.status == WAITING else self.report.resumed).append(run.info)
+            self._add("suspended" if run.status == WAITING else "resumed", run.info)
         finally:
             self._live.discard(run)
         return "given_back" if run.status == RELEASED else "worked"
@@ -352,9 +369,15 @@ def _exits() -> Iterator[None]:
     except Exception:
         raise
     except BaseException as error:
-        if _ends_process(error):
+        if _is_suspension(error) or _ends_process(error):
             raise
         raise HandlerExited(error) from error
+
+
+def _is_suspension(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_suspension, error.exceptions))
+    return isinstance(error, RunSuspended)
 
 
 def _ends_process(error: BaseException) -> bool:

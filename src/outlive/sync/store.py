@@ -306,7 +306,8 @@ class Store(SyncContext):
         limits:        how many runs of an agent all workers of this store together work on: `{"planner": 2}`
         limit_tenant:  the same for all agents together
         grace_s:       after SIGTERM or `drain()`, how long it waits for its runs before it gives them back
-        on_report:     gets a report of what was done since the last one, every `interval_s`
+        on_report:     gets a report of what was done since the last one: when runs have left their handlers, and
+                       every `interval_s`
 
         The other options are those of `recover`. Workers should agree on limits: each keeps to its own.
         """
