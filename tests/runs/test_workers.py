@@ -301,6 +301,15 @@ def test_an_agent_has_a_name(tmp_path, agent):
             store.run("t", agent=agent)
 
 
+def test_a_cancelled_run_is_told_that_it_was_cancelled(tmp_path):
+    with outlive.open(f"sqlite:///{tmp_path}/store.db") as store:
+        run = store.run("t", run_id="r", agent="a").start()
+        store.cancel("r")
+        for _ in range(2):  # refused by the store, then known
+            with pytest.raises(outlive.LeaseLost, match="it was cancelled; stop working on it"):
+                run.save({"n": 1})
+
+
 class Exit(BaseException):
     pass
 
