@@ -12,6 +12,7 @@ recover, because that is how deployments end processes.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 import os
@@ -137,6 +138,7 @@ class AsyncRun(AsyncContext):
         self._has_begun = False
         self._is_live = False
         self._is_lost = False
+        self._lost_as: str | None = None  # cancelled or parked from outside
         self._is_suspended = False  # by this process: it waits, and nothing is left to do here
         self._thread_ident = engine.runtime.thread_ident()
         self._progress = Progress()
@@ -837,7 +839,7 @@ class AsyncRun(AsyncContext):
         if self._is_live and not self._is_mine():
             raise RunForked(self.id, str(self.info.owner))
         if self._is_lost:
-            raise LeaseLost(self.info.thread, RUN, self.id, self._fence, None)
+            raise LeaseLost(self.info.thread, RUN, self.id, self._fence, None, self._lost_as)
         if self._is_live:
             return
         if self._is_suspended:
@@ -876,7 +878,17 @@ class AsyncRun(AsyncContext):
         except (LeaseLost, EntryHeld) as error:
             if error.kind == WAIT:  # another process answered: the run is still ours
                 raise
-            raise self._lose(error) from None
+            raise await self._lose_and_tell(error) from None
+
+    async def _lose_and_tell(self, error: LeaseLost | EntryHeld) -> LeaseLost:
+        """Note that this run is lost, and return an error that says why if it was cancelled or parked."""
+        lost = self._lose(error)
+        with contextlib.suppress(OutliveError):
+            stored = await lease.find(self._engine, self._key, RUN, self.id)
+            if stored is not None and stored.status in (CANCELLED, PARKED):
+                self._lost_as = stored.status
+                return LeaseLost(lost.thread, RUN, self.id, self._fence, lost.current, stored.status)
+        return lost
 
     async def _commit(self, commit: Commit) -> Receipt:
         if not self._fence:
