@@ -226,9 +226,20 @@ class AsyncRun(AsyncContext):
             raise
         self._has_begun, self._is_suspended = True, False
         self._go_live()
+        if not self._options.retries:
+            await self._park_if_spent()
         previous = self.info.attempts[-2:-1]
         self._tell(CLAIM, trace=self.info.trace, previous=previous[0].outcome if previous else None)
         return self
+
+    async def _park_if_spent(self) -> None:
+        """Park a run that has used more than its budget: the process that crossed it died before it did so."""
+        try:
+            if self.info.budget is not None:
+                self.info.budget.check(self.id, self.info.usage)
+        except BudgetSpent as spent:
+            await self._end_by(spent)
+            raise
 
     def _go_live(self) -> None:
         self._is_live = True
@@ -289,6 +300,7 @@ class AsyncRun(AsyncContext):
         info = self.info
         before = (info.iteration, info.phase, info.completed_phases, self._used)
         added = None if usage is None else self._copied(check_usage(usage))
+        budget.check_used(added or {})
         iteration = info.iteration if iteration is None else check_iteration(iteration)
         if phase is not None and check_phase(phase) != info.phase:
             self._enter_phase(phase)
@@ -322,7 +334,7 @@ class AsyncRun(AsyncContext):
 
     def _spend(self, used: budget.Usage) -> None:
         """Count what was used towards the budgets of this run and of its parents. Raises BudgetSpent."""
-        parent = None if self.info.parent is None else self._heart.find(self.info.parent)
+        parent = self._live_parent()
         try:
             if self.info.budget is not None:
                 self.info.budget.check(self.id, self.info.usage)
@@ -331,6 +343,17 @@ class AsyncRun(AsyncContext):
                 parent._set_used(parent._used, used)
                 parent._progress.moved()
                 parent._spend(used)
+
+    def _check_budget(self) -> None:
+        """Raise BudgetSpent if this run or one of its parents has used more than its budget."""
+        if self.info.budget is not None:
+            self.info.budget.check(self.id, self.info.usage)
+        parent = self._live_parent()
+        if parent is not None:
+            parent._check_budget()
+
+    def _live_parent(self) -> Any:
+        return None if self.info.parent is None else self._heart.find(self.info.parent)
 
     async def _save_as(
         self, chosen: str | None, state: Any, draft: Draft, *, is_named: bool
@@ -801,8 +824,8 @@ class AsyncRun(AsyncContext):
             await self._complete_or_fail()
         elif not is_lost:
             try:
-                if isinstance(error, BudgetSpent):
-                    await self._end(PARKED, error=_text(error))
+                if (spent := _budget_spent(error)) is not None:
+                    await self._end(PARKED, error=_text(spent))
                 elif isinstance(error, Exception):
                     await self.fail(error)
                 else:
@@ -942,6 +965,13 @@ def _is_suspension(error: BaseException | None, run: str) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_is_suspension(part, run) for part in error.exceptions)
     return isinstance(error, RunSuspended) and error.run == run
+
+
+def _budget_spent(error: BaseException) -> BudgetSpent | None:
+    """Return the BudgetSpent by which a block was left, also as a part of a group, as task groups raise it."""
+    if isinstance(error, ExceptionGroup):
+        return next(filter(None, map(_budget_spent, error.exceptions)), None)
+    return error if isinstance(error, BudgetSpent) else None
 
 
 def _text(error: BaseException | str) -> str:

@@ -38,6 +38,7 @@ from outlive.errors import (
     well_formed,
 )
 from outlive.events import STEP_BEGIN, STEP_END
+from outlive.runs.budget import Budget
 from outlive.runs.effect_keys import EffectKey, current_key, effect_key, inside_effect, with_key
 from outlive.runs.lease import STEP, RunInfo
 from outlive.runs.progress import Progress
@@ -67,6 +68,7 @@ class Writer(Protocol):
     @property
     def _rank(self) -> tuple[int, int]: ...
     def _check_live(self) -> None: ...
+    def _check_budget(self) -> None: ...
     def _tell(self, name: str, **details: Any) -> None: ...
     async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
 
@@ -81,6 +83,7 @@ class Ledger:
         self._order: dict[tuple[str, str], int] = {}  # the position in the order of beginning, from 1
         self._begun = 0
         self._in_flight: dict[tuple[str, str], None] = {}  # in the order in which they began
+        self._new: set[tuple[str, str]] = set()  # of those in flight, the ones that the budget has to count
         self._lock = run._engine.runtime.lock()  # steps may begin in many threads at once
 
     async def read(self, *, is_new: bool) -> None:
@@ -118,6 +121,7 @@ class Ledger:
             _around.reset(around)
             with self._lock:
                 del self._in_flight[place]
+                self._new.discard(place)
                 self._run.info.step = next(reversed(self._in_flight))[0] if self._in_flight else None
 
     # What waits of this run need
@@ -185,8 +189,9 @@ class Ledger:
                 await self._write(known, DONE, value)
                 return value
         # 3. Call the function, if need be more than once.
+        self._run._check_budget()
         if known is None and self._run.info.budget is not None:
-            self._run.info.budget.check_step(self._run.id, len(self._steps))
+            self._count_new(place, self._run.info.budget)
         call: Callable[[], Any] = functools.partial(function, *args, **kwargs)
         if options is DEFAULTS:
             return await self._call(self._begin(place, digest, known, None), call, options)
@@ -219,6 +224,13 @@ class Ledger:
                 self._begun += 1
                 self._order[place] = self._begun
         return place
+
+    def _count_new(self, place: tuple[str, str], budget: Budget) -> None:
+        """Count a step towards the budget before it is called, as others may begin meanwhile. Raises BudgetSpent."""
+        with self._lock:
+            begun = sum(other not in self._steps for other in self._new)
+            budget.check_step(self._run.id, len(self._steps) + begun)
+            self._new.add(place)
 
     def _digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
         """Return a digest of the arguments; None if they cannot be stored, such as clients."""
