@@ -39,10 +39,17 @@ from outlive.errors import (
 )
 from outlive.events import STEP_BEGIN, STEP_END
 from outlive.runs.budget import Budget
-from outlive.runs.effect_keys import EffectKey, current_key, effect_key, inside_effect, with_key
+from outlive.runs.effect_keys import (
+    EffectKey,
+    check_needs_no_key,
+    current_key,
+    effect_key,
+    inside_effect,
+    with_key,
+)
 from outlive.runs.lease import STEP, RunInfo
 from outlive.runs.progress import Progress
-from outlive.runs.step_options import DEFAULTS, StepOptions
+from outlive.runs.step_options import DEFAULTS, StepOptions, check_policy
 from outlive.runs.step_record import DONE, RAISED, STARTED, StepInfo
 from outlive.threads.engine import Engine
 
@@ -151,7 +158,8 @@ class Ledger:
         with self._lock:
             self._in_flight[place] = None
         try:
-            yield
+            with self._run._progress.pausing():
+                yield
         finally:
             with self._lock:
                 self._in_flight.pop(place, None)
@@ -192,12 +200,14 @@ class Ledger:
         self._run._check_budget()
         if known is None and self._run.info.budget is not None:
             self._count_new(place, self._run.info.budget)
+        if not options.effect:
+            check_needs_no_key(place[0], function, args, kwargs)
         call: Callable[[], Any] = functools.partial(function, *args, **kwargs)
         if options is DEFAULTS:
             return await self._call(self._begin(place, digest, known, None), call, options)
         key = effect_key(self._run.info.effect_seed, *place) if options.effect else None
         if key is not None:
-            call = functools.partial(function, *args, **with_key(function, kwargs, key))
+            call = functools.partial(function, *args, **with_key(function, args, kwargs, key))
         return await self._try(self._begin(place, digest, known, key), call, options)
 
     def _enter(self, name: str, key: str | None) -> tuple[str, str]:
@@ -235,8 +245,8 @@ class Ledger:
     def _digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
         """Return a digest of the arguments; None if they cannot be stored, such as clients."""
         try:
-            packed = self._run._engine.codec.pack([list(args), dict(sorted(kwargs.items()))])
-        except Unencodable:
+            packed = self._run._engine.codec.pack(_ordered([list(args), kwargs]))
+        except (Unencodable, RecursionError):
             return None
         return hashlib.blake2b(packed, digest_size=8, person=b"outlive.step").digest()
 
@@ -265,7 +275,8 @@ class Ledger:
                     raise
             failures += 1
             runtime = self._run._engine.runtime
-            await runtime.sleep(options.pause_s(failures))
+            with self._run._progress.pausing():
+                await runtime.sleep(options.pause_s(failures))
             self._run._check_live()
             step = step.again(step.arguments, step.attempt, runtime.now(), step.effect_key)
 
@@ -315,17 +326,14 @@ class Ledger:
             policy = policy(step)
             if inspect.isawaitable(policy):
                 policy = await policy
+        check_policy(policy)
         if policy == "retry":
             return False, None
         if policy == "skip":
             return True, None
         if policy == "ask":
-            raise StepUnfinished(self._run.id, step.name, step.key)
-        if isinstance(policy, tuple) and len(policy) == 2 and policy[0] == "value":
-            return True, policy[1]
-        raise BadArgument(
-            f'on_unfinished must be or return "retry", "skip", "ask" or ("value", x), not {policy!r:.100}'
-        )
+            raise StepUnfinished(self._run.id, step.name, step.key, step.error)
+        return True, policy[1]
 
     async def _write(self, step: StepInfo, status: str, value: Any = None, error: str | None = None) -> None:
         """Store the outcome of a step. If that fails, the step is as it was."""
@@ -361,6 +369,18 @@ class Ledger:
         await run._write_entries(entry)
         step.status, step.value, step.error, step._ended = status, value, error, ended
         self._steps[place] = step
+
+
+def _ordered(value: Any) -> Any:
+    """Return an argument with the entries of its dicts in one order, since equal dicts are equal arguments."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind([_ordered(item) for item in value])
+    if kind is dict:
+        is_sortable = all(type(key) is str for key in value)
+        names = sorted(value) if is_sortable else sorted(value, key=repr)
+        return {name: _ordered(value[name]) for name in names}
+    return value
 
 
 async def read_steps(engine: Engine, key: ThreadKey, run_id: str, seed: bytes) -> list[tuple[int, StepInfo]]:
