@@ -277,6 +277,7 @@ class AsyncRun(AsyncContext):
         replaces it. A call that raises leaves the run as it was. But BudgetSpent is raised after the save, if its usage
         crosses the budget of the run or of its parent.
         """
+        self._ledger.check_in_time()
         check_options("run.save", options, RunSaveOptions.__optional_keys__)
         durability = options.get("durability")
         chosen = None if durability is None else check_run_durability(durability)
@@ -503,6 +504,7 @@ class AsyncRun(AsyncContext):
 
         Raises Unencodable, BadArgument for a chunk that is too large, and LeaseLost.
         """
+        self._ledger.check_in_time()
         await self._stream.emit(chunk)
 
     # Waiting
@@ -544,6 +546,7 @@ class AsyncRun(AsyncContext):
 
         Raises QuestionChanged if the run asked something else under this name.
         """
+        self._ledger.check_in_time()
         return await self._waits.ask(name, payload, schema, timeout_s, default)
 
     async def ask_all(
@@ -554,6 +557,7 @@ class AsyncRun(AsyncContext):
         `questions` maps names to payloads, or to `outlive.Question(payload, schema)`. After `timeout_s`, missing
         answers are `default`, or Unanswered is raised.
         """
+        self._ledger.check_in_time()
         return await self._waits.ask_all(questions, timeout_s, default)
 
     async def ask_any(
@@ -563,6 +567,7 @@ class AsyncRun(AsyncContext):
 
         The other questions are withdrawn. After `timeout_s` it returns `(None, default)`, or raises Unanswered.
         """
+        self._ledger.check_in_time()
         return await self._waits.ask_any(questions, timeout_s, default)
 
     async def wait(self, name: str, *, timeout_s: float | None = None, default: Any = MISSING) -> Any:
@@ -570,6 +575,7 @@ class AsyncRun(AsyncContext):
 
         Like `ask`, without a question: `store.questions()` does not list it.
         """
+        self._ledger.check_in_time()
         return await self._waits.wait(name, timeout_s, default)
 
     async def sleep(
@@ -581,6 +587,7 @@ class AsyncRun(AsyncContext):
         the run waits, as in `ask`, until a worker or `recover` finds its timer due. `key` tells sleeps of parallel
         branches apart.
         """
+        self._ledger.check_in_time()
         await self._waits.sleep(seconds, until, key)
 
     async def _suspend(
@@ -650,6 +657,7 @@ class AsyncRun(AsyncContext):
 
     async def complete(self, result: Any = None) -> None:
         """End the run with a result, which is stored. Raises Unencodable or DelayedSaveFailed, and then the run has not ended."""
+        self._ledger.check_in_time()
         await self._end(COMPLETED, result=result)
 
     async def fail(self, error: BaseException | str) -> None:
@@ -660,6 +668,7 @@ class AsyncRun(AsyncContext):
         Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended nevertheless;
         `cancel` and `release` do the same.
         """
+        self._ledger.check_in_time()
         failures = self.info.failures + 1
         if self.info.backoff_s is None:
             await self._end(FAILED, error=_text(error), failures=failures)

@@ -60,6 +60,20 @@ _PAGE = 500
 _around: ContextVar[tuple[tuple[int, str, str], ...]] = ContextVar("outlive_steps", default=())
 
 
+class _Limited:
+    """A call of a function that has a time limit."""
+
+    __slots__ = ("late", "ledger")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.late: tuple[str, str, str, float] | None = None  # once it is out of time: what StepTimeout tells
+
+
+# The calls with a time limit inside which this task or thread is, also when the time is up.
+_limited: ContextVar[tuple[_Limited, ...]] = ContextVar("outlive_limited_calls", default=())
+
+
 class Writer(Protocol):
     """The run that a ledger belongs to."""
 
@@ -117,6 +131,7 @@ class Ledger:
         they begin, so a step needs a key while another with its name is running. If this process
         has lost or ended the run, the function is not called.
         """
+        self.check_in_time()
         self._run._check_live()
         options = options or DEFAULTS
         place = self._enter(name, options.key)
@@ -306,10 +321,22 @@ class Ledger:
             if options.timeout_s is None:
                 value = call()
                 return await value if inspect.isawaitable(value) else value
-            is_done, value = await self._run._engine.runtime.call_within(options.timeout_s, call)
+            limited = _Limited(self)
+            token = _limited.set((*_limited.get(), limited))
+            try:
+                is_done, value = await self._run._engine.runtime.call_within(options.timeout_s, call)
+            finally:
+                _limited.reset(token)
         if not is_done:
-            raise StepTimeout(self._run.id, step.name, step.key, options.timeout_s)
+            limited.late = (self._run.id, step.name, step.key, options.timeout_s)
+            raise StepTimeout(*limited.late)
         return value
+
+    def check_in_time(self) -> None:
+        """Raise StepTimeout in what is left of a step that ran out of time: the run continues without it."""
+        for call in _limited.get():
+            if call.ledger is self and call.late is not None:
+                raise StepTimeout(*call.late)
 
     def effect_key(self) -> EffectKey:
         """Return the key of the effect that the caller is in. Raises NoEffect."""
