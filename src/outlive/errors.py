@@ -411,12 +411,13 @@ class StepMismatch(CallerError):
 
 
 class StepUnfinished(CallerError):
-    """A step with a side effect had begun when its process died, and the policy is to ask."""
+    """A step with a side effect had begun and did not finish, and the policy is to ask."""
 
-    def __init__(self, run: str, name: str, key: str) -> None:
+    def __init__(self, run: str, name: str, key: str, error: str | None = None) -> None:
+        reason = "its process died or was interrupted" if error is None else error
         super().__init__(
-            f"step {name!r} ({key}) of run {run!r} had begun when its process died, so its effect may have "
-            'happened; find out, then pass on_unfinished="retry", "skip" or ("value", x)'
+            f"step {name!r} ({key}) of run {run!r} had begun and did not finish ({reason:.300}), so its effect may "
+            'have happened; find out, then pass on_unfinished="retry", "skip" or ("value", x)'
         )
         self.run = run
         self.name = name

@@ -228,9 +228,20 @@ class AsyncRun(AsyncContext):
             raise
         self._has_begun, self._is_suspended = True, False
         self._go_live()
+        if not self._options.retries:
+            await self._park_if_spent()
         previous = self.info.attempts[-2:-1]
         self._tell(CLAIM, trace=self.info.trace, previous=previous[0].outcome if previous else None)
         return self
+
+    async def _park_if_spent(self) -> None:
+        """Park a run that has used more than its budget: the process that crossed it died before it did so."""
+        try:
+            if self.info.budget is not None:
+                self.info.budget.check(self.id, self.info.usage)
+        except BudgetSpent as spent:
+            await self._end_by(spent)
+            raise
 
     def _go_live(self) -> None:
         self._is_live = True
@@ -268,6 +279,7 @@ class AsyncRun(AsyncContext):
         replaces it. A call that raises leaves the run as it was. But BudgetSpent is raised after the save, if its usage
         crosses the budget of the run or of its parent.
         """
+        self._ledger.check_in_time()
         check_options("run.save", options, RunSaveOptions.__optional_keys__)
         durability = options.get("durability")
         chosen = None if durability is None else check_run_durability(durability)
@@ -291,6 +303,7 @@ class AsyncRun(AsyncContext):
         info = self.info
         before = (info.iteration, info.phase, info.completed_phases, self._used)
         added = None if usage is None else self._copied(check_usage(usage))
+        budget.check_used(added or {})
         iteration = info.iteration if iteration is None else check_iteration(iteration)
         if phase is not None and check_phase(phase) != info.phase:
             self._enter_phase(phase)
@@ -324,7 +337,7 @@ class AsyncRun(AsyncContext):
 
     def _spend(self, used: budget.Usage) -> None:
         """Count what was used towards the budgets of this run and of its parents. Raises BudgetSpent."""
-        parent = None if self.info.parent is None else self._heart.find(self.info.parent)
+        parent = self._live_parent()
         try:
             if self.info.budget is not None:
                 self.info.budget.check(self.id, self.info.usage)
@@ -333,6 +346,17 @@ class AsyncRun(AsyncContext):
                 parent._set_used(parent._used, used)
                 parent._progress.moved()
                 parent._spend(used)
+
+    def _check_budget(self) -> None:
+        """Raise BudgetSpent if this run or one of its parents has used more than its budget."""
+        if self.info.budget is not None:
+            self.info.budget.check(self.id, self.info.usage)
+        parent = self._live_parent()
+        if parent is not None:
+            parent._check_budget()
+
+    def _live_parent(self) -> Any:
+        return None if self.info.parent is None else self._heart.find(self.info.parent)
 
     async def _save_as(
         self, chosen: str | None, state: Any, draft: Draft, *, is_named: bool
@@ -482,6 +506,7 @@ class AsyncRun(AsyncContext):
 
         Raises Unencodable, BadArgument for a chunk that is too large, and LeaseLost.
         """
+        self._ledger.check_in_time()
         await self._stream.emit(chunk)
 
     # Waiting
@@ -523,6 +548,7 @@ class AsyncRun(AsyncContext):
 
         Raises QuestionChanged if the run asked something else under this name.
         """
+        self._ledger.check_in_time()
         return await self._waits.ask(name, payload, schema, timeout_s, default)
 
     async def ask_all(
@@ -533,6 +559,7 @@ class AsyncRun(AsyncContext):
         `questions` maps names to payloads, or to `outlive.Question(payload, schema)`. After `timeout_s`, missing
         answers are `default`, or Unanswered is raised.
         """
+        self._ledger.check_in_time()
         return await self._waits.ask_all(questions, timeout_s, default)
 
     async def ask_any(
@@ -542,6 +569,7 @@ class AsyncRun(AsyncContext):
 
         The other questions are withdrawn. After `timeout_s` it returns `(None, default)`, or raises Unanswered.
         """
+        self._ledger.check_in_time()
         return await self._waits.ask_any(questions, timeout_s, default)
 
     async def wait(self, name: str, *, timeout_s: float | None = None, default: Any = MISSING) -> Any:
@@ -549,6 +577,7 @@ class AsyncRun(AsyncContext):
 
         Like `ask`, without a question: `store.questions()` does not list it.
         """
+        self._ledger.check_in_time()
         return await self._waits.wait(name, timeout_s, default)
 
     async def sleep(
@@ -560,6 +589,7 @@ class AsyncRun(AsyncContext):
         the run waits, as in `ask`, until a worker or `recover` finds its timer due. `key` tells sleeps of parallel
         branches apart.
         """
+        self._ledger.check_in_time()
         await self._waits.sleep(seconds, until, key)
 
     async def _suspend(
@@ -629,6 +659,7 @@ class AsyncRun(AsyncContext):
 
     async def complete(self, result: Any = None) -> None:
         """End the run with a result, which is stored. Raises Unencodable or DelayedSaveFailed, and then the run has not ended."""
+        self._ledger.check_in_time()
         await self._end(COMPLETED, result=result)
 
     async def fail(self, error: BaseException | str) -> None:
@@ -639,6 +670,7 @@ class AsyncRun(AsyncContext):
         Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended nevertheless;
         `cancel` and `release` do the same.
         """
+        self._ledger.check_in_time()
         failures = self.info.failures + 1
         if self.info.backoff_s is None:
             await self._end(FAILED, error=_text(error), failures=failures)
@@ -803,8 +835,8 @@ class AsyncRun(AsyncContext):
             await self._complete_or_fail()
         elif not is_lost:
             try:
-                if isinstance(error, BudgetSpent):
-                    await self._end(PARKED, error=_text(error))
+                if (spent := _budget_spent(error)) is not None:
+                    await self._end(PARKED, error=_text(spent))
                 elif isinstance(error, Exception):
                     await self.fail(error)
                 else:
@@ -954,6 +986,13 @@ def _is_suspension(error: BaseException | None, run: str) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_is_suspension(part, run) for part in error.exceptions)
     return isinstance(error, RunSuspended) and error.run == run
+
+
+def _budget_spent(error: BaseException) -> BudgetSpent | None:
+    """Return the BudgetSpent by which a block was left, also as a part of a group, as task groups raise it."""
+    if isinstance(error, ExceptionGroup):
+        return next(filter(None, map(_budget_spent, error.exceptions)), None)
+    return error if isinstance(error, BudgetSpent) else None
 
 
 def _text(error: BaseException | str) -> str:
