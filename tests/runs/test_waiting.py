@@ -11,7 +11,7 @@ import outlive
 from outlive.errors import LeaseLost, RunSuspended
 from outlive.runs import answer_schema
 from outlive.runs.answer_schema import Mismatch
-from outlive.testing.patience import eventually
+from outlive.testing.patience import PATIENCE_S, eventually
 from rig.replicas import open_pair
 
 
@@ -367,3 +367,106 @@ def test_a_pydantic_model_is_a_schema_and_comes_back_as_itself(store):
     assert store.recover({"x": agent}).resumed[0].result == 7
     with pytest.raises(outlive.errors.BadArgument, match="schema must be"), store.run("u") as run:
         run.ask("ok?", schema=object())
+
+
+# Branches
+
+
+def test_branches_that_ask_inside_steps_do_not_wait_for_each_other(tmp_path):
+    async def agent(run):
+        return await asyncio.gather(run.step("a", run.ask, "qa"), run.step("b", run.ask, "qb"))
+
+    async def main():
+        async with outlive.open_async(f"sqlite:///{tmp_path}/a.db") as store:
+
+            async def attempt():
+                async with store.run("t", run_id="r", agent="x") as run:
+                    await run.complete(await agent(run))
+
+            await asyncio.wait_for(attempt(), PATIENCE_S)
+            assert (await store.find_run("r")).status == "waiting"
+            assert [question.name async for question in store.questions()] == ["qa", "qb"]
+            await store.answer("r", "qa", 1)
+            await store.answer("r", "qb", 2)
+            await asyncio.wait_for(attempt(), PATIENCE_S)
+            assert (await store.find_run("r")).result == [1, 2]
+
+    asyncio.run(main())
+
+
+def test_answers_reach_threads_of_a_step_that_waits_for_them(store):
+    def panel(run):
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(run.ask, ["qa", "qb"]))
+
+    def attempt():
+        with store.run("t", run_id="r") as run:
+            run.complete(run.step("panel", panel, run))
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(attempt)
+        eventually(lambda: len(list(store.questions())) == 2, "the questions are not asked")
+        store.answer("r", "qa", 1)
+        store.answer("r", "qb", 2)
+        ended.result(PATIENCE_S)
+    assert store.find_run("r").result == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["answer", "deadline"])
+def test_an_answer_or_a_deadline_reaches_a_branch_while_another_works(store, how):
+    got = threading.Event()
+    with store.run("t", run_id="r") as run, ThreadPoolExecutor(1) as pool:
+        begun = threading.Event()
+
+        def slow():
+            begun.set()
+            return got.wait(PATIENCE_S)
+
+        other = pool.submit(run.step, "slow", slow)
+        begun.wait()
+        if how == "answer":
+            threading.Timer(0.2, lambda: store.answer("r", "q", "yes")).start()
+        value = run.ask("q", timeout_s=0.3 if how == "deadline" else None, default="late")
+        got.set()
+        assert other.result() is True, "the branch had to wait for the other one"
+    assert value == ("yes" if how == "answer" else "late")
+
+
+@pytest.mark.parametrize("how", ["gather", "group"])
+def test_all_questions_that_are_asked_at_once_are_stored_at_once(tmp_path, how):
+    async def main():
+        async with outlive.open_async(f"sqlite:///{tmp_path}/a.db") as store:
+            async with store.run("t", run_id="r") as run:
+                if how == "gather":
+                    await asyncio.gather(*(run.ask(f"q{n}") for n in range(3)))
+                else:
+                    async with asyncio.TaskGroup() as group:
+                        for n in range(3):
+                            group.create_task(run.ask(f"q{n}"))
+            info = await store.find_run("r")
+            assert info.waits is not None
+            assert sorted(info.waits.names) == ["q0", "q1", "q2"]
+            assert [question.name async for question in store.questions()] == ["q0", "q1", "q2"]
+
+    asyncio.run(main())
+
+
+def test_a_run_that_fails_withdraws_what_another_branch_asked(store):
+    failed = threading.Event()
+
+    def other(run):
+        try:
+            run.ask("ok?")
+        finally:
+            failed.wait(PATIENCE_S)
+
+    def bad(pool, run):
+        pool.submit(other, run)
+        eventually(lambda: list(store.questions()), "it is not asked")
+        raise KeyError("bad")
+
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(KeyError), store.run("t", run_id="r") as run:
+            run.step("bad", bad, pool, run)
+        failed.set()
+    assert [question.status for question in store.questions(status=None)] == ["withdrawn"]

@@ -695,7 +695,7 @@ class AsyncRun(AsyncContext):
         also: Sequence[EntryRecord],
     ) -> None:
         for _ in range(_TRIES):
-            waits = [] if ended.status in (RELEASED, WAITING) else self._waits.withdrawals()
+            waits = [] if ended.status in (RELEASED, WAITING) else await self._waits.withdrawals()
             try:
                 await self._store_end(ended.status, body, timeout_s, [*waits, *also])
                 break
