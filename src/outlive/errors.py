@@ -406,11 +406,11 @@ class StepMismatch(CallerError):
 
 
 class StepUnfinished(CallerError):
-    """A step with a side effect had begun when its process died, and the policy is to ask."""
+    """A step with a side effect had begun and its end is not known; the policy is to ask."""
 
     def __init__(self, run: str, name: str, key: str) -> None:
         super().__init__(
-            f"step {name!r} ({key}) of run {run!r} had begun when its process died, so its effect may have "
+            f"step {name!r} ({key}) of run {run!r} had begun and its end is not stored, so its effect may have "
             'happened; find out, then pass on_unfinished="retry", "skip" or ("value", x)'
         )
         self.run = run

@@ -1,6 +1,7 @@
 """How a run that waits leaves its block: in a script, in tasks, in threads, in handlers, and in a pair of stores."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import outlive
-from outlive.errors import LeaseLost, RunSuspended
+from outlive.errors import AmbiguousStep, BadArgument, LeaseLost, QuestionClosed, RunSuspended
 from outlive.runs import answer_schema
 from outlive.runs.answer_schema import Mismatch
 from outlive.testing.patience import PATIENCE_S, eventually
@@ -470,3 +471,64 @@ def test_a_run_that_fails_withdraws_what_another_branch_asked(store):
             run.step("bad", bad, pool, run)
         failed.set()
     assert [question.status for question in store.questions(status=None)] == ["withdrawn"]
+
+
+def test_sleeps_of_parallel_branches_need_keys(tmp_path):
+    async def main():
+        async with outlive.open_async(f"sqlite:///{tmp_path}/a.db") as store:
+            run = await store.run("t", run_id="r").start()
+            with pytest.raises(AmbiguousStep):
+                await asyncio.gather(run.sleep(0.2), run.sleep(1000))
+            await asyncio.gather(run.sleep(0.01, key="a"), run.sleep(0.01, key="b"))
+            await run.complete()
+
+    asyncio.run(main())
+
+
+def test_an_ask_that_is_cancelled_waits_or_does_not(tmp_path):
+    """A caller that gives up during the commit finds the run as that commit left it."""
+
+    async def main():
+        async with outlive.open_async(f"sqlite:///{tmp_path}/a.db") as store:
+            for at in range(30):
+                async with store.run(f"t{at}", run_id=f"r{at}") as run:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(run.ask("ok?"), 0.008 + at * 0.0005)
+                    await run.step("continues", int)
+                assert run.status == (await store.find_run(run.id)).status
+                assert run.status in ("waiting", "completed")
+
+    asyncio.run(main())
+
+
+# Deadlines and effects
+
+
+def test_an_answer_after_the_deadline_is_refused_without_any_worker(store):
+    def agent(run):
+        run.complete(run.ask("ok?", timeout_s=0.01, default="late"))
+
+    with store.run("t", run_id="r", agent="x") as run:
+        agent(run)
+    eventually(lambda: not list(store.questions()), "it is still listed as open")
+    assert [question.status for question in store.questions(status="expired")] == ["expired"]
+    assert [question.status for question in store.questions(status=None)] == ["expired"]
+    for _ in range(2):
+        with pytest.raises(QuestionClosed) as caught:
+            store.answer("r", "ok?", True)
+        assert caught.value.status == "expired"
+    store.recover({"x": agent})
+    assert store.find_run("r").result == "late"
+
+
+def test_nothing_waits_inside_an_effect(store):
+    def effect(run):
+        for wait in (lambda: run.ask("ok?"), lambda: run.wait("event"), lambda: run.sleep(1000)):
+            with pytest.raises(BadArgument, match="before or after the step"):
+                wait()
+        run.sleep(0.001)
+        return "sent"
+
+    with store.run("t", run_id="r") as run:
+        assert run.step("send", effect=True)(effect)(run) == "sent"
+    assert (run.status, list(store.questions(status=None))) == ("completed", [])

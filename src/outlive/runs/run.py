@@ -563,7 +563,15 @@ class AsyncRun(AsyncContext):
     async def _suspend(
         self, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str] = ()
     ) -> None:
-        """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first."""
+        """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first.
+
+        A caller that is cancelled meanwhile waits for the outcome: the run either waits, or it does not.
+        """
+        await self._engine.runtime.shielded(self._suspend_now(waiting, entries, questions))
+
+    async def _suspend_now(
+        self, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str]
+    ) -> None:
         async with self._mutex:
             self._check_live()
             now = moment(self._engine.runtime.now())

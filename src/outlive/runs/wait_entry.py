@@ -68,6 +68,10 @@ class Wait:
         """Tell whether it is answered, or its time is over."""
         return self.status in (ANSWERED, EXPIRED)
 
+    def is_overdue(self, now: int) -> bool:
+        """Tell whether its deadline has passed, and no process has noted that yet."""
+        return self.status == OPEN and 0 < self.due_at <= now
+
     @property
     def rank(self) -> tuple[int, int, int]:
         return ABSENT if self.entry is None else self.entry.rank

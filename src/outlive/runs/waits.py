@@ -26,7 +26,16 @@ from typing import Any, Protocol
 from outlive.arguments import check_seconds
 from outlive.backend import EntryRecord, Receipt, ThreadKey
 from outlive.backend.entries import TIMER, WAIT
-from outlive.errors import BadArgument, EntryHeld, QuestionChanged, RunSuspended, StoreBusy, Unanswered
+from outlive.errors import (
+    AmbiguousStep,
+    BadArgument,
+    EntryHeld,
+    NoEffect,
+    QuestionChanged,
+    RunSuspended,
+    StoreBusy,
+    Unanswered,
+)
 from outlive.runs import timers
 from outlive.runs.answer_schema import Mismatch, check, plain, revive, schema_of
 from outlive.runs.lease import RunInfo
@@ -99,6 +108,7 @@ class Branches(Protocol):
 
     def number(self, name: str, key: str) -> int: ...
     def count(self, name: str) -> int: ...
+    def effect_key(self) -> str: ...
     def around(self) -> frozenset[tuple[str, str]]: ...
     def is_busy_outside(self, steps: frozenset[tuple[str, str]]) -> bool: ...
     def occupied(self, name: str) -> AbstractContextManager[None]: ...
@@ -142,6 +152,7 @@ class Waits:
         self._run = run
         self._known: dict[str, Wait] = {}
         self._calls: dict[_Call, None] = {}  # that wait here, of all branches
+        self._sleeps_by_count = 0  # that are under way without a key
         self._has_asked = False  # while other branches worked: `_known` may not tell
 
     async def read(self) -> None:
@@ -206,9 +217,19 @@ class Waits:
         """Return when a moment has come."""
         if (seconds is None) == (until is None):
             raise BadArgument("sleep takes either seconds or until=, a datetime with a time zone")
-        name = check_name(f"sleep#{self._run._branches.count('sleep')}" if key is None else f"sleep={key}")
-        engine = self._run._engine
         self._run._check_live()
+        if key is not None:
+            return await self._sleep(check_name(f"sleep={key}"), seconds, until)
+        if self._sleeps_by_count:
+            raise AmbiguousStep(self._run.id, "sleep")
+        self._sleeps_by_count += 1
+        try:
+            await self._sleep(f"sleep#{self._run._branches.count('sleep')}", seconds, until)
+        finally:
+            self._sleeps_by_count -= 1
+
+    async def _sleep(self, name: str, seconds: float | None, until: dt.datetime | None) -> None:
+        engine = self._run._engine
         known = self._known.get(name)
         if known is not None and known.status == EXPIRED:
             return
@@ -263,6 +284,17 @@ class Waits:
             raise Unanswered(self._run.id, [asked.name])
         return default
 
+    def _check_no_effect(self, asked: Sequence[_Asked]) -> None:
+        """Raise BadArgument inside an effect: a wait there would be taken for a crash in its middle."""
+        try:
+            self._run._branches.effect_key()
+        except NoEffect:
+            return
+        raise BadArgument(
+            f"{asked[0].name!r} of run {self._run.id!r} would wait inside a step with effect=True, which could not "
+            "tell a wait from a crash; ask before or after the step, and pass the answer to it"
+        )
+
     def _check_same(self, asked: Sequence[_Asked]) -> None:
         for each in asked:
             known = self._known.get(each.name)
@@ -278,6 +310,7 @@ class Waits:
     ) -> dict[str, Wait]:
         """Return what is waited for once it is settled; until then suspend the run."""
         timeout_s = None if timeout_s is None else check_seconds("timeout_s", timeout_s)
+        self._check_no_effect(asked)
         group = Group(tuple(each.name for each in asked), mode)
         call = _Call(asked, group, timeout_s, due, self._run._branches.around())
         self._calls[call] = None
