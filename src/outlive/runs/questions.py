@@ -73,6 +73,7 @@ class QuestionInfo:
     value: Any = None
     by: str | None = None
     answered_at: dt.datetime | None = None
+    refused: str | None = None  # why the type that the agent named refused the last answer: it is asked again
 
 
 def info_of(key: ThreadKey, run_id: str, wait: Wait) -> QuestionInfo:
@@ -80,6 +81,7 @@ def info_of(key: ThreadKey, run_id: str, wait: Wait) -> QuestionInfo:
     return QuestionInfo(
         run_id, key.id, wait.name, wait.type or "event", wait.status, wait.payload, wait.schema, wait.agent,
         _moment(wait.asked_at), _moment(wait.due_at), wait.value, wait.by, _moment(wait.answered_at),
+        wait.refused,
     )  # fmt: skip
 
 

@@ -645,6 +645,7 @@ class AsyncRun(AsyncContext):
         Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended nevertheless;
         `cancel` and `release` do the same.
         """
+        self._waits.failed_by(error)
         failures = self.info.failures + 1
         if self.info.backoff_s is None:
             await self._end(FAILED, error=_text(error), failures=failures)
@@ -703,7 +704,7 @@ class AsyncRun(AsyncContext):
         also: Sequence[EntryRecord],
     ) -> None:
         for _ in range(_TRIES):
-            waits = [] if ended.status in (RELEASED, WAITING) else await self._waits.withdrawals()
+            waits = await self._waits.withdrawals(is_over=ended.status not in (RELEASED, WAITING))
             try:
                 await self._store_end(ended.status, body, timeout_s, [*waits, *also])
                 break

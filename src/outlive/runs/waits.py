@@ -37,7 +37,7 @@ from outlive.errors import (
     Unanswered,
 )
 from outlive.runs import timers
-from outlive.runs.answer_schema import Mismatch, check, plain, revive, schema_of
+from outlive.runs.answer_schema import check, essence, plain, revive, schema_of
 from outlive.runs.lease import RunInfo
 from outlive.runs.store_clock import store_now
 from outlive.runs.wait_entry import (
@@ -66,6 +66,7 @@ _QUIET_S = 0.05  # without a step of another branch, until the run is suspended
 _GRACE_S = 0.01  # for other branches that are about to begin, before the run is suspended
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0  # between looks for answers while other branches work
 _TRIES = 20
+_MAX_REASON = 500  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class _Call:
     timeout_s: float | None
     due: int  # 0: by timeout_s
     steps: frozenset[tuple[str, str]]  # that it is in: they do nothing but wait
+    asks_again: bool  # what nobody answered, and by which an attempt failed
     is_parked: bool = False
 
     def deadline(self, now: int) -> int:
@@ -152,6 +154,7 @@ class Waits:
         self._run = run
         self._known: dict[str, Wait] = {}
         self._calls: dict[_Call, None] = {}  # that wait here, of all branches
+        self._missed: list[str] = []  # the run fails because nobody answered these
         self._sleeps_by_count = 0  # that are under way without a key
         self._has_asked = False  # while other branches worked: `_known` may not tell
 
@@ -177,7 +180,7 @@ class Waits:
     ) -> Any:
         """Return the answer to one question, or to one event."""
         asked = self._asked(name, type, payload, schema)
-        waits = await self._settled([asked], "all", timeout_s)
+        waits = await self._settled([asked], "all", timeout_s, default)
         return self._value(asked, waits[name], default)
 
     async def wait(self, name: str, timeout_s: float | None, default: Any) -> Any:
@@ -189,7 +192,7 @@ class Waits:
     ) -> dict[str, Any]:
         """Return the answers to all questions."""
         asked = self._questions(questions)
-        waits = await self._settled(asked, "all", timeout_s)
+        waits = await self._settled(asked, "all", timeout_s, default)
         missed = [name for name, wait in waits.items() if wait.status != ANSWERED]
         if missed and default is MISSING:
             raise Unanswered(self._run.id, missed)
@@ -200,12 +203,12 @@ class Waits:
     ) -> tuple[str | None, Any]:
         """Return the name and the value of the first answer, and withdraw the other questions."""
         asked = self._questions(questions)
-        waits = await self._settled(asked, "any", timeout_s)
+        waits = await self._settled(asked, "any", timeout_s, default)
         # Withdraw before choosing: from then on nothing changes, and every attempt chooses the same.
         while still_open := [wait for wait in waits.values() if wait.status == OPEN]:
             await self._withdraw(still_open)
             waits = {name: self._known.get(name, wait) for name, wait in waits.items()}
-        answered = [each for each in asked if waits[each.name].status == ANSWERED]
+        answered = [each for each in asked if self._has_answer(each)]
         if not answered:
             if default is MISSING:
                 raise Unanswered(self._run.id, waits)
@@ -243,7 +246,7 @@ class Waits:
         if due - now <= LIVE_SLEEP_S * 1e6:
             await self._sleep_here(asked, due, now)
         else:
-            await self._settled([asked], "all", None, due)
+            await self._settled([asked], "all", None, None, due)
 
     async def _sleep_here(self, asked: _Asked, due: int, now: int) -> None:
         wait = self._known.get(asked.name)
@@ -274,7 +277,7 @@ class Waits:
     def _asked(self, name: str, type: str, payload: Any, schema: Any) -> _Asked:
         check_asked_name(name)
         json_schema = schema_of(schema)
-        digest = digest_of(self._run._engine.codec, name, type, payload, json_schema)
+        digest = digest_of(self._run._engine.codec, name, type, payload, essence(json_schema))
         return _Asked(name, type, payload, schema, json_schema, digest)
 
     def _value(self, asked: _Asked, wait: Wait, default: Any) -> Any:
@@ -306,13 +309,13 @@ class Waits:
     # Waiting
 
     async def _settled(
-        self, asked: Sequence[_Asked], mode: Mode, timeout_s: float | None, due: int = 0
+        self, asked: Sequence[_Asked], mode: Mode, timeout_s: float | None, default: Any, due: int = 0
     ) -> dict[str, Wait]:
         """Return what is waited for once it is settled; until then suspend the run."""
         timeout_s = None if timeout_s is None else check_seconds("timeout_s", timeout_s)
         self._check_no_effect(asked)
         group = Group(tuple(each.name for each in asked), mode)
-        call = _Call(asked, group, timeout_s, due, self._run._branches.around())
+        call = _Call(asked, group, timeout_s, due, self._run._branches.around(), default is MISSING)
         self._calls[call] = None
         try:
             return await self._settle(call)
@@ -329,6 +332,7 @@ class Waits:
             if not run._is_suspended:
                 run._check_live()
             self._check_same(asked)
+            self._ask_again(call)
             await self._expire(group)
             now = await store_now(run._engine)
             entries = self._entries(call, now)
@@ -369,6 +373,12 @@ class Waits:
             raise StoreBusy(f"the questions of run {run.id!r} were changed at each attempt to ask; try again")
         raise RunSuspended(run.id, group.names)
 
+    def _ask_again(self, call: _Call) -> None:
+        """Open what an earlier attempt failed by, unless there is a default now."""
+        for name in call.group.names if call.asks_again else ():
+            if (wait := self._known.get(name)) is not None and wait.asks_again and wait.status == EXPIRED:
+                self._known[name] = replace(withdrawn(wait), asks_again=False)
+
     async def _park(self, call: _Call, now: int) -> None:
         """Suspend the run for this call, for those of other branches, and for what was asked before."""
         calls = [call, *(other for other in tuple(self._calls) if other is not call)]
@@ -391,16 +401,9 @@ class Waits:
         return None if known is None else known.status
 
     def _has_answer(self, asked: _Asked) -> bool:
-        """Tell whether there is an answer that fits: one that came early was not checked."""
+        """Tell whether there is an answer that fits."""
         known = self._known.get(asked.name)
-        if known is None or known.status != ANSWERED:
-            return False
-        if known.digest is None and asked.json_schema is not None:
-            try:
-                check(asked.json_schema, plain(known.value))
-            except Mismatch:
-                return False
-        return True
+        return known is not None and known.status == ANSWERED and _refusal(asked, known) is None
 
     async def _expire(self, group: Group) -> None:
         """Settle what is due, as a timer would: nobody may have fired it yet."""
@@ -499,6 +502,9 @@ class Waits:
 
     def _opened(self, asked: _Asked, group: Group, due: int, now: int) -> Wait:
         run, known = self._run, self._known.get(asked.name)
+        refused = None
+        if known is not None and known.status == ANSWERED:  # it is asked again, until the same deadline
+            due, refused = known.due_at or due, _refusal(asked, known)
         return Wait(
             asked.name,
             asked.type,
@@ -513,6 +519,7 @@ class Waits:
             order=run._branches.number(asked.name, f"?{asked.type}"),
             group=group.names,
             mode=group.mode,
+            refused=refused,
             entry=None if known is None else known.entry,
         )
 
@@ -549,16 +556,43 @@ class Waits:
                 raise
         await self.read()  # an answer that came too late for `ask_any` stays
 
-    async def withdrawals(self) -> list[EntryRecord]:
-        """Return the entries that withdraw all open questions, for the commit that ends the run."""
-        if self._has_asked:
+    def failed_by(self, error: BaseException | str) -> None:
+        """Note why the run fails: what nobody answered is asked again by the next attempt."""
+        if isinstance(error, BaseExceptionGroup):
+            for part in error.exceptions:
+                self.failed_by(part)
+        elif isinstance(error, Unanswered) and error.run == self._run.id:
+            self._missed += error.names
+
+    async def withdrawals(self, *, is_over: bool) -> list[EntryRecord]:
+        """Return the entries for the commit that ends the run or its attempt.
+
+        With the run its open questions are withdrawn. Those by which it failed are asked again if it is retried.
+        """
+        if is_over and self._has_asked:
             await self.read()
-        return self._withdrawals([wait for wait in self._known.values() if wait.status == OPEN])
+        known = self._known.values()
+        missed = [wait for wait in known if wait.status == EXPIRED and wait.name in self._missed]
+        again = [self._entry(replace(wait, asks_again=True)) for wait in missed]
+        return again + self._withdrawals([wait for wait in known if is_over and wait.status == OPEN])
 
     def _withdrawals(self, waits: Sequence[Wait]) -> list[EntryRecord]:
         entries = [self._entry(withdrawn(wait)) for wait in waits]
         gone = [timers.timer_removed(wait.due_at, self._run.id, wait.name) for wait in waits if wait.due_at]
         return [*entries, *gone]
+
+
+def _refusal(asked: _Asked, wait: Wait) -> str | None:
+    """Return why an answer does not fit: it came before its schema was known, or the type of the agent refuses it."""
+    try:
+        value = wait.value
+        if wait.digest is None and asked.json_schema is not None:
+            value = plain(value)
+            check(asked.json_schema, value)
+        revive(asked.schema, value)
+    except Exception as error:  # noqa: BLE001  # the type decides what it raises
+        return f"{type(error).__name__}: {error}"[:_MAX_REASON]
+    return None
 
 
 def _waiting(groups: Sequence[Group], entries: Sequence[EntryRecord], now: int) -> Waiting:
