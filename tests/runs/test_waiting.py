@@ -1,6 +1,10 @@
 """How a run that waits leaves its block: in a script, in tasks, in threads, in handlers, and in a pair of stores."""
 
 import asyncio
+import contextlib
+import dataclasses
+import datetime as dt
+import enum
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,10 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import outlive
-from outlive.errors import LeaseLost, RunSuspended
+from outlive.errors import (
+    AmbiguousStep,
+    BadArgument,
+    LeaseLost,
+    QuestionChanged,
+    QuestionClosed,
+    RunSuspended,
+)
 from outlive.runs import answer_schema
 from outlive.runs.answer_schema import Mismatch
-from outlive.testing.patience import eventually
+from outlive.testing.patience import PATIENCE_S, eventually
 from rig.replicas import open_pair
 
 
@@ -339,7 +350,8 @@ def test_a_schema_that_refers_to_itself_ends():
         answer_schema.check(tree, {"child": {"child": {"x": 1}}})
 
 
-def test_a_stored_schema_that_is_none_is_refused_with_its_question(store):
+def test_a_stored_schema_that_is_none_is_refused_with_its_question(store, monkeypatch):
+    monkeypatch.setattr(answer_schema, "check_schema", lambda schema: None)  # another version of the code
     with store.run("t", run_id="r") as run:
         run.ask("ok?", schema={"type": "string", "minLength": "many"})
     with pytest.raises(outlive.errors.AnswerRefused, match="not a JSON Schema"):
@@ -367,3 +379,356 @@ def test_a_pydantic_model_is_a_schema_and_comes_back_as_itself(store):
     assert store.recover({"x": agent}).resumed[0].result == 7
     with pytest.raises(outlive.errors.BadArgument, match="schema must be"), store.run("u") as run:
         run.ask("ok?", schema=object())
+
+
+# Branches
+
+
+def test_branches_that_ask_inside_steps_do_not_wait_for_each_other(tmp_path):
+    async def agent(run):
+        return await asyncio.gather(run.step("a", run.ask, "qa"), run.step("b", run.ask, "qb"))
+
+    async def main():
+        async with outlive.open_async(f"sqlite:///{tmp_path}/a.db") as store:
+
+            async def attempt():
+                async with store.run("t", run_id="r", agent="x") as run:
+                    await run.complete(await agent(run))
+
+            await asyncio.wait_for(attempt(), PATIENCE_S)
+            assert (await store.find_run("r")).status == "waiting"
+            assert [question.name async for question in store.questions()] == ["qa", "qb"]
+            await store.answer("r", "qa", 1)
+            await store.answer("r", "qb", 2)
+            await asyncio.wait_for(attempt(), PATIENCE_S)
+            assert (await store.find_run("r")).result == [1, 2]
+
+    asyncio.run(main())
+
+
+def test_answers_reach_threads_of_a_step_that_waits_for_them(store):
+    def panel(run):
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(run.ask, ["qa", "qb"]))
+
+    def attempt():
+        with store.run("t", run_id="r") as run:
+            run.complete(run.step("panel", panel, run))
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(attempt)
+        eventually(lambda: len(list(store.questions())) == 2, "the questions are not asked")
+        store.answer("r", "qa", 1)
+        store.answer("r", "qb", 2)
+        ended.result(PATIENCE_S)
+    assert store.find_run("r").result == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["answer", "deadline"])
+def test_an_answer_or_a_deadline_reaches_a_branch_while_another_works(store, how):
+    got = threading.Event()
+    with store.run("t", run_id="r") as run, ThreadPoolExecutor(1) as pool:
+        begun = threading.Event()
+
+        def slow():
+            begun.set()
+            return got.wait(PATIENCE_S)
+
+        other = pool.submit(run.step, "slow", slow)
+        begun.wait()
+        if how == "answer":
+            threading.Timer(0.2, lambda: store.answer("r", "q", "yes")).start()
+        value = run.ask("q", timeout_s=0.3 if how == "deadline" else None, default="late")
+        got.set()
+        assert other.result() is True, "the branch had to wait for the other one"
+    assert value == ("yes" if how == "answer" else "late")
+
+
+@pytest.mark.parametrize("how", ["gather", "group"])
+def test_all_questions_that_are_asked_at_once_are_stored_at_once(tmp_path, how):
+    async def main():
+        async with outlive.open_async(f"sqlite:///{tmp_path}/a.db") as store:
+            async with store.run("t", run_id="r") as run:
+                if how == "gather":
+                    await asyncio.gather(*(run.ask(f"q{n}") for n in range(3)))
+                else:
+                    async with asyncio.TaskGroup() as group:
+                        for n in range(3):
+                            group.create_task(run.ask(f"q{n}"))
+            info = await store.find_run("r")
+            assert info.waits is not None
+            assert sorted(info.waits.names) == ["q0", "q1", "q2"]
+            assert [question.name async for question in store.questions()] == ["q0", "q1", "q2"]
+
+    asyncio.run(main())
+
+
+def test_a_run_that_fails_withdraws_what_another_branch_asked(store):
+    failed = threading.Event()
+
+    def other(run):
+        try:
+            run.ask("ok?")
+        finally:
+            failed.wait(PATIENCE_S)
+
+    def bad(pool, run):
+        pool.submit(other, run)
+        eventually(lambda: list(store.questions()), "it is not asked")
+        raise KeyError("bad")
+
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(KeyError), store.run("t", run_id="r") as run:
+            run.step("bad", bad, pool, run)
+        failed.set()
+    assert [question.status for question in store.questions(status=None)] == ["withdrawn"]
+
+
+def test_sleeps_of_parallel_branches_need_keys(tmp_path):
+    async def main():
+        async with outlive.open_async(f"sqlite:///{tmp_path}/a.db") as store:
+            run = await store.run("t", run_id="r").start()
+            with pytest.raises(AmbiguousStep):
+                await asyncio.gather(run.sleep(0.2), run.sleep(1000))
+            await asyncio.gather(run.sleep(0.01, key="a"), run.sleep(0.01, key="b"))
+            await run.complete()
+
+    asyncio.run(main())
+
+
+def test_an_ask_that_is_cancelled_waits_or_does_not(tmp_path):
+    """A caller that gives up during the commit finds the run as that commit left it."""
+
+    async def main():
+        async with outlive.open_async(f"sqlite:///{tmp_path}/a.db") as store:
+            for at in range(30):
+                async with store.run(f"t{at}", run_id=f"r{at}") as run:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(run.ask("ok?"), 0.008 + at * 0.0005)
+                    await run.step("continues", int)
+                assert run.status == (await store.find_run(run.id)).status
+                assert run.status in ("waiting", "completed")
+
+    asyncio.run(main())
+
+
+# Deadlines and effects
+
+
+def test_an_answer_after_the_deadline_is_refused_without_any_worker(store):
+    def agent(run):
+        run.complete(run.ask("ok?", timeout_s=0.01, default="late"))
+
+    with store.run("t", run_id="r", agent="x") as run:
+        agent(run)
+    eventually(lambda: not list(store.questions()), "it is still listed as open")
+    assert [question.status for question in store.questions(status="expired")] == ["expired"]
+    assert [question.status for question in store.questions(status=None)] == ["expired"]
+    for _ in range(2):
+        with pytest.raises(QuestionClosed) as caught:
+            store.answer("r", "ok?", True)
+        assert caught.value.status == "expired"
+    store.recover({"x": agent})
+    assert store.find_run("r").result == "late"
+
+
+def test_nothing_waits_inside_an_effect(store):
+    def effect(run):
+        for wait in (lambda: run.ask("ok?"), lambda: run.wait("event"), lambda: run.sleep(1000)):
+            with pytest.raises(BadArgument, match="before or after the step"):
+                wait()
+        run.sleep(0.001)
+        return "sent"
+
+    with store.run("t", run_id="r") as run:
+        assert run.step("send", effect=True)(effect)(run) == "sent"
+    assert (run.status, list(store.questions(status=None))) == ("completed", [])
+
+
+# Asking again
+
+
+def test_an_answer_that_the_type_refuses_is_asked_for_again(store):
+    pydantic = pytest.importorskip("pydantic")
+
+    class Payment(pydantic.BaseModel, strict=True):
+        on: dt.date
+
+    def agent(run):
+        run.complete(str(run.ask("when?", schema=Payment).on))
+
+    with store.run("t", run_id="r", agent="x") as run:
+        agent(run)
+    store.answer("r", "when?", {"on": "next monday"})
+    store.recover({"x": agent})
+    assert store.find_run("r").status == "waiting"
+    (question,) = store.questions()
+    assert "ValidationError" in question.refused
+    store.answer("r", "when?", {"on": "2026-12-01"})
+    store.recover({"x": agent})
+    assert (store.find_run("r").result, store.find_run("r").attempt) == ("2026-12-01", 1)
+
+
+def test_a_question_is_the_same_with_other_notes_and_another_order(store):
+    first = {
+        "type": "object",
+        "title": "A",
+        "properties": {"title": {"type": "string"}, "n": {"type": "integer"}},
+    }
+    second = {"properties": {"n": {"type": "integer", "description": "of all"}, "title": {"type": "string"}}}
+    with store.run("t", run_id="r") as run:
+        run.ask("ok?", {"a": 1, "b": [{"c": 2, "d": 3}]}, schema=first)
+    store.answer("r", "ok?", {"n": 1})
+    with store.run("t", run_id="r") as run:
+        same = {"b": [{"d": 3, "c": 2}], "a": 1}
+        assert run.ask("ok?", same, schema={**second, "type": "object"}) == {"n": 1}
+        for other in ({"type": "object"}, {**second, "type": "object", "properties": {"n": {}}}):
+            with pytest.raises(QuestionChanged):
+                run.ask("ok?", same, schema=other)
+        with pytest.raises(QuestionChanged):
+            run.ask("ok?", {**same, "a": 2}, schema=first)
+
+
+@pytest.mark.parametrize("options", [{}, {"backoff_s": 0.001}])
+def test_what_nobody_answered_is_asked_again_after_the_failure(store, options):
+    def agent(run):
+        run.complete(run.ask("ok?", timeout_s=0.01))
+
+    def attempt():
+        with store.run("t", run_id="r", agent="x", **options) as run:
+            agent(run)
+
+    attempt()
+    eventually(lambda: not list(store.questions()), "it does not expire")
+    store.recover({"x": agent})
+    assert store.find_run("r").error.startswith("Unanswered")
+    with store.retry("r") as run:
+        run.ask("ok?")
+    assert run.status == "waiting"
+    store.answer("r", "ok?", True)
+    store.recover({"x": lambda run: run.complete(run.ask("ok?"))})
+    assert store.find_run("r").result is True
+
+
+def test_a_question_leaves_room_for_its_answer(store):
+    with pytest.raises(BadArgument, match="can be stored"), store.run("t", run_id="r") as run:
+        run.ask("ok?", "x" * ((1 << 20) - 200))
+    with store.run("u", run_id="s") as run:
+        run.ask("ok?", "x" * ((1 << 20) - (1 << 16) - 1000))
+    assert store.answer("s", "ok?", "y" * 60_000).status == "answered"
+
+
+# Schemas
+
+
+@pytest.mark.parametrize(
+    "schema, where",
+    [
+        ({"type": "str"}, "schema.type"),
+        ({"type": 5}, "schema.type"),
+        ({"type": []}, "schema.type"),
+        ({"pattern": "("}, "schema.pattern"),
+        ({"multipleOf": 0}, "schema.multipleOf"),
+        ({"minLength": "many"}, "schema.minLength"),
+        ({"properties": {"a": {"items": 5}}}, "schema.properties.a.items"),
+        ({"properties": []}, "schema.properties"),
+        ({"patternProperties": {"(": {}}}, "schema.patternProperties"),
+        ({"anyOf": [{}, {"enum": 1}]}, "schema.anyOf.1.enum"),
+        ({"anyOf": {}}, "schema.anyOf"),
+        ({"required": "name"}, "schema.required"),
+        ({"$ref": "https://example.com/schema"}, "schema.$ref"),
+        ({"if": {}, "then": {}}, "schema.if"),
+    ],
+)
+def test_a_schema_that_nobody_could_answer_is_refused(store, schema, where):
+    run = store.run("t", run_id="r").start()
+    with pytest.raises(BadArgument) as caught:
+        run.ask("ok?", schema=schema)
+    assert str(caught.value).startswith(f"{where} of a question ")
+    run.complete()
+    assert list(store.questions(status=None)) == []
+
+
+def test_models_inside_other_types_are_schemas_too(store):
+    pydantic = pytest.importorskip("pydantic")
+
+    class Item(pydantic.BaseModel):
+        sku: str = pydantic.Field(alias="SKU")
+
+    class Order(pydantic.BaseModel):
+        items: list[Item]
+
+    @dataclasses.dataclass
+    class Both:
+        first: Order
+        second: Order | None = None
+        count: int = dataclasses.field(default=0, init=False)
+
+    order = Order(items=[Item(SKU="x")])
+    answers = [
+        (list[Order], [order]),
+        (Order | None, order),
+        (Order | None, None),
+        (dict[str, Order], {"a": order}),
+        (Both, Both(order)),
+    ]
+    for number, (schema, value) in enumerate(answers):
+        id = f"r{number}"
+        with store.run(id, run_id=id) as run:
+            run.ask("order?", schema=schema)
+        with pytest.raises(outlive.errors.AnswerRefused):
+            store.answer(id, "order?", [{"items": [{"SKU": 1}]}])
+        store.answer(id, "order?", value)
+        with store.run(id, run_id=id) as run:
+            assert run.ask("order?", schema=schema) == value
+
+
+class Corner(enum.Enum):
+    TOP = (0, 0)
+    BOTTOM = (1, 1)
+
+
+@pytest.mark.parametrize(
+    "schema, value, result",
+    [
+        (Corner, Corner.TOP, Corner.TOP),
+        (int, 3.0, 3),
+        (float, 3, 3.0),
+        ({"type": "number", "multipleOf": 0.01}, 19.99, 19.99),
+        (
+            {"patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": False},
+            {"x1": 1},
+            {"x1": 1},
+        ),
+    ],
+)
+def test_answers_that_fit(store, schema, value, result):
+    with store.run("t", run_id="r") as run:
+        run.ask("q", schema=schema)
+    store.answer("r", "q", value)
+    with store.run("t", run_id="r") as run:
+        answer = run.ask("q", schema=schema)
+    assert (answer, type(answer)) == (result, type(result))
+
+
+@pytest.mark.parametrize(
+    "schema, value",
+    [
+        ({"type": "number"}, float("nan")),
+        ({"multipleOf": 0.01}, 19.995),
+        ({"multipleOf": 2}, float("inf")),
+        ({"patternProperties": {"^x": {"type": "integer"}}}, {"x1": "1"}),
+        ({"propertyNames": {"maxLength": 1}}, {"xx": 1}),
+    ],
+)
+def test_answers_that_do_not_fit(schema, value):
+    with pytest.raises(Mismatch):
+        answer_schema.check(schema, value)
+
+
+def test_an_early_answer_of_any_form_is_asked_for_again(store):
+    with store.run("t", run_id="r") as run:
+        store.answer("r", "q", {"a": 1})
+        run.ask("q", schema={"type": "object", "properties": {"a": {"type": "string"}}})
+    assert run.status == "waiting"
+    assert "must be string" in next(iter(store.questions())).refused

@@ -8,7 +8,9 @@ answer. The keywords of draft 2020-12 that describe data are checked; others, su
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import enum
+import json
 import math
 import re
 import types
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outlive.errors import BadArgument
+from outlive.runs.schema_check import check_schema
 
 _DEPTH = 64
 _JSON_TYPES: dict[Any, str] = {
@@ -40,21 +43,25 @@ def schema_of(schema: Any) -> dict[str, Any] | None:
     if isinstance(schema, Mapping):
         if not all(isinstance(key, str) for key in schema):
             raise BadArgument("a JSON Schema must be a mapping with str keys")
+        check_schema(schema)
         return dict(schema)
     if callable(made := getattr(schema, "model_json_schema", None)):  # a pydantic model
         return dict(made())
-    return _schema_of_type(schema, 0)
+    defs: dict[str, Any] = {}
+    made_here = _schema_of_type(schema, 0, defs)
+    return {**made_here, "$defs": defs} if defs else made_here
 
 
-def _schema_of_type(hint: Any, depth: int) -> dict[str, Any]:
+def _schema_of_type(hint: Any, depth: int, defs: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a type; what the schemas of models in it define goes to `defs`."""
     if depth > _DEPTH:
         raise BadArgument("the type of an answer must not refer to itself; pass a JSON Schema with $ref")
-    inner: Callable[[Any], dict[str, Any]] = lambda part: _schema_of_type(part, depth + 1)  # noqa: E731
+    inner: Callable[[Any], dict[str, Any]] = lambda part: _schema_of_type(part, depth + 1, defs)  # noqa: E731
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return {}
-    if callable(made := getattr(hint, "model_json_schema", None)):
-        return dict(made())
+    if callable(getattr(hint, "model_json_schema", None)):
+        return _schema_of_model(hint, defs)
     if hint in _JSON_TYPES:
         return {"type": _JSON_TYPES[hint]}
     if origin in (Union, types.UnionType):
@@ -66,13 +73,26 @@ def _schema_of_type(hint: Any, depth: int) -> dict[str, Any]:
     if origin is dict and args:
         return {"type": "object", "additionalProperties": inner(args[1])}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return {"enum": [member.value for member in hint]}
+        return {"enum": [plain(member) for member in hint]}
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _schema_of_fields(hint, inner)
     raise BadArgument(
         f"schema must be a JSON Schema, a pydantic model, a dataclass, or a type made of bool, int, float, str, "
         f"list, dict, Literal, Enum and None, not {hint!r:.100}"
     )
+
+
+def _schema_of_model(model: Any, defs: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a model inside another type, with its references from the root of the whole."""
+    number = 0
+    while True:
+        prefix = f"{model.__name__}{number or ''}."
+        made = dict(model.model_json_schema(ref_template=f"#/$defs/{prefix}{{model}}"))
+        inside = {f"{prefix}{name}": part for name, part in made.pop("$defs", {}).items()}
+        if all(defs.get(name, part) == part for name, part in inside.items()):
+            defs.update(inside)
+            return made
+        number += 1  # another model has this name
 
 
 def _schema_of_fields(cls: Any, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -90,12 +110,47 @@ def _schema_of_fields(cls: Any, inner: Callable[[Any], dict[str, Any]]) -> dict[
     }
 
 
+_NOTES = {
+    "title",
+    "description",
+    "examples",
+    "default",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$comment",
+    "$schema",
+}
+_BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
+_PARTS = {"items", "prefixItems", "additionalProperties", "propertyNames", "not", "allOf", "anyOf", "oneOf"}
+
+
+def essence(schema: Any) -> Any:
+    """Return what a schema demands, without what it only notes for readers."""
+    if isinstance(schema, list):
+        return [essence(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: {name: essence(part) for name, part in value.items()}
+        if key in _BY_NAME and isinstance(value, Mapping)
+        else essence(value)
+        if key in _PARTS
+        else sorted(value, key=repr)
+        if key == "required" and isinstance(value, list)
+        else value
+        for key, value in schema.items()
+        if key not in _NOTES
+    }
+
+
 def plain(value: Any) -> Any:
     """Return an answer in the form that a JSON Schema describes."""
     if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
-        return dump(mode="json")
+        return dump(mode="json", by_alias=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return {name: plain(getattr(value, name)) for name in fields}
     if isinstance(value, enum.Enum):
         return plain(value.value)
     if isinstance(value, Mapping):
@@ -109,11 +164,13 @@ def revive(schema: Any, value: Any) -> Any:
     """Return an answer as the type that the run named as its schema."""
     if schema is None or isinstance(schema, Mapping):
         return value
-    if callable(validate := getattr(schema, "model_validate", None)):
-        return validate(value)
+    if callable(getattr(schema, "model_validate", None)):
+        return _revive_model(schema, value)
+    if schema in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):
+        return schema(value)  # 3.0 is an integer in JSON
     origin, args = get_origin(schema), get_args(schema)
     if isinstance(schema, type) and issubclass(schema, enum.Enum):
-        return schema(value)
+        return next((member for member in schema if _equal(plain(member), value)), None) or schema(value)
     if isinstance(schema, type) and dataclasses.is_dataclass(schema) and isinstance(value, Mapping):
         hints = get_type_hints(schema)
         return schema(**{name: revive(hints.get(name), item) for name, item in value.items()})
@@ -126,10 +183,19 @@ def revive(schema: Any, value: Any) -> Any:
     return value
 
 
+def _revive_model(model: Any, value: Any) -> Any:
+    """Return an instance, from JSON: a strict model takes a date as text only from there."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        return model.model_validate(value)
+    return model.model_validate_json(text)
+
+
 def _revive_one_of(choices: Sequence[Any], value: Any) -> Any:
     for choice in choices:
         try:
-            check(_schema_of_type(choice, 0), value)
+            check(schema_of(choice) or {}, value)
         except Mismatch:
             continue
         return revive(choice, value)
@@ -222,12 +288,16 @@ class _Check:
             if name not in value:
                 yield f"{path}.{name}", "is missing"
         known = schema.get("properties", {})
+        patterns = schema.get("patternProperties", {})
         for name, item in value.items():
-            part = known.get(name, schema.get("additionalProperties", True))
-            if part is False:
-                yield f"{path}.{name}", "is not a known property"
-            else:
-                yield from self.problems(part, item, f"{path}.{name}", depth + 1)
+            parts = [known[name]] if name in known else []
+            parts += [part for pattern, part in patterns.items() if re.search(pattern, str(name))]
+            for part in parts or [schema.get("additionalProperties", True)]:
+                if part is False:
+                    yield f"{path}.{name}", "is not a known property"
+                else:
+                    yield from self.problems(part, item, f"{path}.{name}", depth + 1)
+            yield from self.problems(schema.get("propertyNames", True), name, f"{path}.{name}", depth + 1)
         if len(value) < schema.get("minProperties", 0):
             yield path, f"must have at least {schema['minProperties']} properties"
         if len(value) > schema.get("maxProperties", math.inf):
@@ -245,6 +315,8 @@ def _is_a(name: str, value: Any) -> bool:
         return name == "boolean"
     if name == "integer":
         return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, float) and not math.isfinite(value):
+        return False  # JSON has no such number
     kinds: dict[str, Any] = {
         "number": (int, float), "string": str, "array": (list, tuple), "object": Mapping, "null": type(None),
     }  # fmt: skip
@@ -280,5 +352,10 @@ def _number_problems(schema: Mapping[str, Any], value: float, path: str) -> Iter
     for keyword, words, fits in bounds:
         if keyword in schema and not fits(value, schema[keyword]):
             yield path, f"must be {words} {schema[keyword]}, not {value!r}"
-    if "multipleOf" in schema and value % schema["multipleOf"]:
+    if "multipleOf" in schema and not _is_multiple(value, schema["multipleOf"]):
         yield path, f"must be a multiple of {schema['multipleOf']}, not {value!r}"
+
+
+def _is_multiple(value: float, of: float) -> bool:
+    """Tell whether a number is a multiple of another in decimal, as JSON writes both."""
+    return math.isfinite(value) and decimal.Decimal(repr(value)) % decimal.Decimal(repr(of)) == 0

@@ -73,6 +73,7 @@ class QuestionInfo:
     value: Any = None
     by: str | None = None
     answered_at: dt.datetime | None = None
+    refused: str | None = None  # why the type that the agent named refused the last answer: it is asked again
 
 
 def info_of(key: ThreadKey, run_id: str, wait: Wait) -> QuestionInfo:
@@ -80,6 +81,7 @@ def info_of(key: ThreadKey, run_id: str, wait: Wait) -> QuestionInfo:
     return QuestionInfo(
         run_id, key.id, wait.name, wait.type or "event", wait.status, wait.payload, wait.schema, wait.agent,
         _moment(wait.asked_at), _moment(wait.due_at), wait.value, wait.by, _moment(wait.answered_at),
+        wait.refused,
     )  # fmt: skip
 
 
@@ -117,12 +119,20 @@ async def read_wait_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[t
 async def find_questions(
     engine: Engine, tenant: str, *, status: str | None, thread: ThreadKey | None, events: bool
 ) -> AsyncIterator[QuestionInfo]:
-    """Iterate over questions by run and name: one indexed query for all threads."""
-    statuses = None if status is None else [status]
+    """Iterate over questions by run and name: one indexed query for all threads.
+
+    A question whose deadline has passed is expired, even if no process has noted that yet.
+    """
+    statuses = None if status is None else [OPEN, EXPIRED] if status == EXPIRED else [status]
+    now = await store_now(engine)
     query = EntryQuery(tenant, WAIT, thread=thread, statuses=statuses, limit=_PAGE)
     async for page in entry_pages(engine.backend, query):
         for key, entry in page:
             wait = _readable(engine.codec, key, entry)
+            if wait.is_overdue(now):
+                wait = replace(wait, status=EXPIRED)
+            if status not in (None, wait.status):
+                continue
             if wait.type == QUESTION or (events and wait.type != SLEEP):
                 yield info_of(key, entry.key.rsplit("\n", 1)[0], wait)
 
@@ -152,6 +162,9 @@ async def answer(
             return info_of(key, run_id, wait)  # stored by a try of this call whose reply was lost
         _check_open(run, wait)
         now = await store_now(engine)
+        if wait.is_overdue(now):
+            await timers.fire_at(engine, key, wait.due_at, run_id, name)  # nobody has done it yet
+            raise QuestionClosed(run_id, name, EXPIRED)
         answered = replace(wait, status=ANSWERED, by=by, answered_at=now, token=token)
         waits[name] = answered = replace(answered, value=_checked(run_id, wait, value))
         entries = [put(engine.codec, run_id, answered)]

@@ -595,7 +595,15 @@ class AsyncRun(AsyncContext):
     async def _suspend(
         self, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str] = ()
     ) -> None:
-        """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first."""
+        """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first.
+
+        A caller that is cancelled meanwhile waits for the outcome: the run either waits, or it does not.
+        """
+        await self._engine.runtime.shielded(self._suspend_now(waiting, entries, questions))
+
+    async def _suspend_now(
+        self, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str]
+    ) -> None:
         async with self._mutex:
             self._check_live()
             now = moment(self._engine.runtime.now())
@@ -671,6 +679,7 @@ class AsyncRun(AsyncContext):
         `cancel` and `release` do the same.
         """
         self._ledger.check_in_time()
+        self._waits.failed_by(error)
         failures = self.info.failures + 1
         if self.info.backoff_s is None:
             await self._end(FAILED, error=_text(error), failures=failures)
@@ -729,7 +738,7 @@ class AsyncRun(AsyncContext):
         also: Sequence[EntryRecord],
     ) -> None:
         for _ in range(_TRIES):
-            waits = [] if ended.status in (RELEASED, WAITING) else self._waits.withdrawals()
+            waits = await self._waits.withdrawals(is_over=ended.status not in (RELEASED, WAITING))
             try:
                 await self._store_end(ended.status, body, timeout_s, [*waits, *also])
                 break

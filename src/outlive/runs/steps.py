@@ -179,11 +179,14 @@ class Ledger:
             with self._lock:
                 self._in_flight.pop(place, None)
 
-    def is_busy_elsewhere(self) -> bool:
-        """Tell whether steps are in flight in other branches than the one that asks."""
-        mine = {(name, key) for ledger, name, key in _around.get() if ledger == id(self)}
+    def around(self) -> frozenset[tuple[str, str]]:
+        """Return the steps of this run that the caller is in."""
+        return frozenset((name, key) for ledger, name, key in _around.get() if ledger == id(self))
+
+    def is_busy_outside(self, steps: frozenset[tuple[str, str]]) -> bool:
+        """Tell whether steps other than these are in flight."""
         with self._lock:
-            return bool(self._in_flight.keys() - mine)
+            return bool(self._in_flight.keys() - steps)
 
     async def _do(
         self,

@@ -37,6 +37,7 @@ OPEN, ANSWERED, EXPIRED, WITHDRAWN = "open", "answered", "expired", "withdrawn"
 QUESTION, EVENT, SLEEP = "question", "event", "sleep"
 STATUSES = (OPEN, ANSWERED, EXPIRED, WITHDRAWN)
 MAX_BODY = 1 << 20  # bytes
+_ROOM = 1 << 16  # bytes that a question leaves for its answer
 _PAGE = 200
 
 
@@ -61,12 +62,18 @@ class Wait:
     order: int = 0  # among the steps of the run
     group: tuple[str, ...] = ()  # the names that are waited for together
     mode: Mode = "all"
+    refused: str | None = None  # why the last answer was, and it is asked again
+    asks_again: bool = False  # it expired, and the run failed by that: the next attempt asks again
     entry: EntryRecord | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_settled(self) -> bool:
         """Tell whether it is answered, or its time is over."""
         return self.status in (ANSWERED, EXPIRED)
+
+    def is_overdue(self, now: int) -> bool:
+        """Tell whether its deadline has passed, and no process has noted that yet."""
+        return self.status == OPEN and 0 < self.due_at <= now
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -75,7 +82,7 @@ class Wait:
 
 _FIELDS = (
     "type", "payload", "schema", "digest", "agent", "asked_at", "due_at", "value", "by", "answered_at", "token",
-    "attempt", "order", "group", "mode",
+    "attempt", "order", "group", "mode", "refused", "asks_again",
 )  # fmt: skip
 
 
@@ -96,9 +103,18 @@ def check_name(name: object) -> str:
 
 
 def digest_of(codec: Codec, name: str, *asked: Any) -> bytes:
-    """Return a digest of what is asked. Raises Unencodable."""
-    packed = codec.pack(list(asked), f"question {name!r}")
+    """Return a digest of what is asked; dicts that are equal have the same. Raises Unencodable."""
+    where = f"question {name!r}"
+    codec.pack(list(asked), where)  # refuses what refers to itself
+    packed = codec.pack(_in_order(list(asked)), where)
     return hashlib.blake2b(packed, digest_size=8, person=b"outlive.wait").digest()
+
+
+def _in_order(value: Any) -> Any:
+    if type(value) is dict:
+        items = sorted(value.items(), key=lambda item: (type(item[0]).__name__, repr(item[0])))
+        return {key: _in_order(item) for key, item in items}
+    return [_in_order(item) for item in value] if type(value) is list else value
 
 
 def put(codec: Codec, run_id: str, wait: Wait, rank: tuple[int, int, int] | None = None) -> EntryRecord:
@@ -107,10 +123,11 @@ def put(codec: Codec, run_id: str, wait: Wait, rank: tuple[int, int, int] | None
     `rank` is the one that the run writes with. Without it the store gives the next fence.
     """
     body = codec.pack({name: getattr(wait, name) for name in _FIELDS}, f"wait {wait.name!r}")
-    if len(body) > MAX_BODY:
+    limit = MAX_BODY - _ROOM if wait.status == OPEN else MAX_BODY
+    if len(body) > limit:
         raise BadArgument(
             f"{wait.name!r} has {len(body):,} bytes with its payload, schema and answer, and at most "
-            f"{MAX_BODY:,} can be stored; save large values in the state instead"
+            f"{limit:,} can be stored; save large values in the state instead"
         )
     epoch, fence, revision = (wait.rank[0], NEXT, 0) if rank is None else rank
     return EntryRecord(

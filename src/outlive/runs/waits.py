@@ -26,9 +26,18 @@ from typing import Any, Protocol
 from outlive.arguments import check_seconds
 from outlive.backend import EntryRecord, Receipt, ThreadKey
 from outlive.backend.entries import TIMER, WAIT
-from outlive.errors import BadArgument, EntryHeld, QuestionChanged, RunSuspended, StoreBusy, Unanswered
+from outlive.errors import (
+    AmbiguousStep,
+    BadArgument,
+    EntryHeld,
+    NoEffect,
+    QuestionChanged,
+    RunSuspended,
+    StoreBusy,
+    Unanswered,
+)
 from outlive.runs import timers
-from outlive.runs.answer_schema import Mismatch, check, plain, revive, schema_of
+from outlive.runs.answer_schema import check, essence, plain, revive, schema_of
 from outlive.runs.lease import RunInfo
 from outlive.runs.store_clock import store_now
 from outlive.runs.wait_entry import (
@@ -55,7 +64,9 @@ from outlive.values import micros, moment
 LIVE_SLEEP_S = 5.0  # a sleep of at most this is slept by the process itself
 _QUIET_S = 0.05  # without a step of another branch, until the run is suspended
 _GRACE_S = 0.01  # for other branches that are about to begin, before the run is suspended
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0  # between looks for answers while other branches work
 _TRIES = 20
+_MAX_REASON = 500  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +89,30 @@ class _Asked:
     digest: bytes
 
 
+@dataclass(eq=False, slots=True)
+class _Call:
+    """A call that waits in this process, until it returns or the run is suspended."""
+
+    asked: Sequence[_Asked]
+    group: Group
+    timeout_s: float | None
+    due: int  # 0: by timeout_s
+    steps: frozenset[tuple[str, str]]  # that it is in: they do nothing but wait
+    asks_again: bool  # what nobody answered, and by which an attempt failed
+    is_parked: bool = False
+
+    def deadline(self, now: int) -> int:
+        return self.due or (0 if self.timeout_s is None else now + int(self.timeout_s * 1e6))
+
+
 class Branches(Protocol):
     """What the ledger of the run knows of its other branches."""
 
     def number(self, name: str, key: str) -> int: ...
     def count(self, name: str) -> int: ...
-    def is_busy_elsewhere(self) -> bool: ...
+    def effect_key(self) -> str: ...
+    def around(self) -> frozenset[tuple[str, str]]: ...
+    def is_busy_outside(self, steps: frozenset[tuple[str, str]]) -> bool: ...
     def occupied(self, name: str) -> AbstractContextManager[None]: ...
 
 
@@ -124,6 +153,10 @@ class Waits:
     def __init__(self, run: Suspendable) -> None:
         self._run = run
         self._known: dict[str, Wait] = {}
+        self._calls: dict[_Call, None] = {}  # that wait here, of all branches
+        self._missed: list[str] = []  # the run fails because nobody answered these
+        self._sleeps_by_count = 0  # that are under way without a key
+        self._has_asked = False  # while other branches worked: `_known` may not tell
 
     async def read(self) -> None:
         """Read what earlier attempts asked, and the answers."""
@@ -147,7 +180,7 @@ class Waits:
     ) -> Any:
         """Return the answer to one question, or to one event."""
         asked = self._asked(name, type, payload, schema)
-        waits = await self._settled([asked], "all", timeout_s)
+        waits = await self._settled([asked], "all", timeout_s, default)
         return self._value(asked, waits[name], default)
 
     async def wait(self, name: str, timeout_s: float | None, default: Any) -> Any:
@@ -159,7 +192,7 @@ class Waits:
     ) -> dict[str, Any]:
         """Return the answers to all questions."""
         asked = self._questions(questions)
-        waits = await self._settled(asked, "all", timeout_s)
+        waits = await self._settled(asked, "all", timeout_s, default)
         missed = [name for name, wait in waits.items() if wait.status != ANSWERED]
         if missed and default is MISSING:
             raise Unanswered(self._run.id, missed)
@@ -170,12 +203,12 @@ class Waits:
     ) -> tuple[str | None, Any]:
         """Return the name and the value of the first answer, and withdraw the other questions."""
         asked = self._questions(questions)
-        waits = await self._settled(asked, "any", timeout_s)
+        waits = await self._settled(asked, "any", timeout_s, default)
         # Withdraw before choosing: from then on nothing changes, and every attempt chooses the same.
         while still_open := [wait for wait in waits.values() if wait.status == OPEN]:
             await self._withdraw(still_open)
             waits = {name: self._known.get(name, wait) for name, wait in waits.items()}
-        answered = [each for each in asked if waits[each.name].status == ANSWERED]
+        answered = [each for each in asked if self._has_answer(each)]
         if not answered:
             if default is MISSING:
                 raise Unanswered(self._run.id, waits)
@@ -187,9 +220,19 @@ class Waits:
         """Return when a moment has come."""
         if (seconds is None) == (until is None):
             raise BadArgument("sleep takes either seconds or until=, a datetime with a time zone")
-        name = check_name(f"sleep#{self._run._branches.count('sleep')}" if key is None else f"sleep={key}")
-        engine = self._run._engine
         self._run._check_live()
+        if key is not None:
+            return await self._sleep(check_name(f"sleep={key}"), seconds, until)
+        if self._sleeps_by_count:
+            raise AmbiguousStep(self._run.id, "sleep")
+        self._sleeps_by_count += 1
+        try:
+            await self._sleep(f"sleep#{self._run._branches.count('sleep')}", seconds, until)
+        finally:
+            self._sleeps_by_count -= 1
+
+    async def _sleep(self, name: str, seconds: float | None, until: dt.datetime | None) -> None:
+        engine = self._run._engine
         known = self._known.get(name)
         if known is not None and known.status == EXPIRED:
             return
@@ -203,7 +246,7 @@ class Waits:
         if due - now <= LIVE_SLEEP_S * 1e6:
             await self._sleep_here(asked, due, now)
         else:
-            await self._settled([asked], "all", None, due)
+            await self._settled([asked], "all", None, None, due)
 
     async def _sleep_here(self, asked: _Asked, due: int, now: int) -> None:
         wait = self._known.get(asked.name)
@@ -234,7 +277,7 @@ class Waits:
     def _asked(self, name: str, type: str, payload: Any, schema: Any) -> _Asked:
         check_asked_name(name)
         json_schema = schema_of(schema)
-        digest = digest_of(self._run._engine.codec, name, type, payload, json_schema)
+        digest = digest_of(self._run._engine.codec, name, type, payload, essence(json_schema))
         return _Asked(name, type, payload, schema, json_schema, digest)
 
     def _value(self, asked: _Asked, wait: Wait, default: Any) -> Any:
@@ -243,6 +286,17 @@ class Waits:
         if default is MISSING:
             raise Unanswered(self._run.id, [asked.name])
         return default
+
+    def _check_no_effect(self, asked: Sequence[_Asked]) -> None:
+        """Raise BadArgument inside an effect: a wait there would be taken for a crash in its middle."""
+        try:
+            self._run._branches.effect_key()
+        except NoEffect:
+            return
+        raise BadArgument(
+            f"{asked[0].name!r} of run {self._run.id!r} would wait inside a step with effect=True, which could not "
+            "tell a wait from a crash; ask before or after the step, and pass the answer to it"
+        )
 
     def _check_same(self, asked: Sequence[_Asked]) -> None:
         for each in asked:
@@ -255,22 +309,34 @@ class Waits:
     # Waiting
 
     async def _settled(
-        self, asked: Sequence[_Asked], mode: Mode, timeout_s: float | None, due: int = 0
+        self, asked: Sequence[_Asked], mode: Mode, timeout_s: float | None, default: Any, due: int = 0
     ) -> dict[str, Wait]:
         """Return what is waited for once it is settled; until then suspend the run."""
         timeout_s = None if timeout_s is None else check_seconds("timeout_s", timeout_s)
-        run, group = self._run, Group(tuple(each.name for each in asked), mode)
+        self._check_no_effect(asked)
+        group = Group(tuple(each.name for each in asked), mode)
+        call = _Call(asked, group, timeout_s, due, self._run._branches.around(), default is MISSING)
+        self._calls[call] = None
+        try:
+            return await self._settle(call)
+        finally:
+            del self._calls[call]
+
+    async def _settle(self, call: _Call) -> dict[str, Wait]:
+        run, asked, group = self._run, call.asked, call.group
         is_quiet = False
         for _ in range(_TRIES):
             # 1. What is known: answers that this attempt read at its start, or a moment ago.
+            if call.is_parked:  # by another branch, with its own questions
+                break
             if not run._is_suspended:
                 run._check_live()
             self._check_same(asked)
+            self._ask_again(call)
             await self._expire(group)
             now = await store_now(run._engine)
-            deadline = due or (0 if timeout_s is None else now + int(timeout_s * 1e6))
-            entries = self._entries(asked, group, deadline, now)
-            is_met = self._is_met(asked, group)
+            entries = self._entries(call, now)
+            is_met = self._is_met(call)
             try:
                 # 2. The run is suspended by another branch: its record gets this group too.
                 if run._is_suspended:
@@ -284,20 +350,17 @@ class Waits:
                     return {
                         name: self._known.get(name) or Wait(name, status=WITHDRAWN) for name in group.names
                     }
-                # 4. Other branches are at work: store the question, and wait for them.
-                if not is_quiet and await self._is_busy(_GRACE_S):
+                # 4. Other branches are at work: store the question, and wait for them or an answer.
+                if not is_quiet and await self._is_busy(call, _GRACE_S):
+                    self._has_asked = True
                     await run._write_entries(*entries)
-                    await self._others()
                     await self.read()
-                    is_quiet = True
+                    is_quiet = await self._others(call)
                     continue
                 # 5. Nothing is left to do: park, with all that other branches wait for. A crash
                 #    before this commit leaves a run that died and asks again; a crash after it
                 #    leaves one that waits.
-                groups, others = self._others_waiting(group, now)
-                entries += others
-                waiting = _waiting([group, *groups], entries, now)
-                await run._suspend(waiting, entries, self._unanswered(asked))
+                await self._park(call, now)
                 break
             except EntryHeld as error:
                 if error.kind != WAIT:
@@ -310,26 +373,37 @@ class Waits:
             raise StoreBusy(f"the questions of run {run.id!r} were changed at each attempt to ask; try again")
         raise RunSuspended(run.id, group.names)
 
-    def _is_met(self, asked: Sequence[_Asked], group: Group) -> bool:
-        answered = [each.name for each in asked if self._has_answer(each)]
-        expired = [each.name for each in asked if self._status(each.name) == EXPIRED]
-        return group.is_met(answered, expired)
+    def _ask_again(self, call: _Call) -> None:
+        """Open what an earlier attempt failed by, unless there is a default now."""
+        for name in call.group.names if call.asks_again else ():
+            if (wait := self._known.get(name)) is not None and wait.asks_again and wait.status == EXPIRED:
+                self._known[name] = replace(withdrawn(wait), asks_again=False)
+
+    async def _park(self, call: _Call, now: int) -> None:
+        """Suspend the run for this call, for those of other branches, and for what was asked before."""
+        calls = [call, *(other for other in tuple(self._calls) if other is not call)]
+        entries = {(entry.kind, entry.key): entry for each in calls for entry in self._entries(each, now)}
+        groups, others = self._others_waiting(calls, now)
+        entries.update(((entry.kind, entry.key), entry) for entry in others)
+        waiting = _waiting([*(each.group for each in calls), *groups], list(entries.values()), now)
+        questions = dict.fromkeys(name for each in calls for name in self._unanswered(each.asked))
+        await self._run._suspend(waiting, list(entries.values()), list(questions))
+        for each in calls:
+            each.is_parked = True
+
+    def _is_met(self, call: _Call) -> bool:
+        answered = [each.name for each in call.asked if self._has_answer(each)]
+        expired = [each.name for each in call.asked if self._status(each.name) == EXPIRED]
+        return call.group.is_met(answered, expired)
 
     def _status(self, name: str) -> str | None:
         known = self._known.get(name)
         return None if known is None else known.status
 
     def _has_answer(self, asked: _Asked) -> bool:
-        """Tell whether there is an answer that fits: one that came early was not checked."""
+        """Tell whether there is an answer that fits."""
         known = self._known.get(asked.name)
-        if known is None or known.status != ANSWERED:
-            return False
-        if known.digest is None and asked.json_schema is not None:
-            try:
-                check(asked.json_schema, plain(known.value))
-            except Mismatch:
-                return False
-        return True
+        return known is not None and known.status == ANSWERED and _refusal(asked, known) is None
 
     async def _expire(self, group: Group) -> None:
         """Settle what is due, as a timer would: nobody may have fired it yet."""
@@ -347,32 +421,56 @@ class Waits:
         if is_changed:
             await self.read()
 
-    async def _others(self) -> None:
-        """Return when no step of another branch has been in flight for a moment."""
-        runtime, branches = self._run._engine.runtime, self._run._branches
-        while True:
-            while branches.is_busy_elsewhere():
-                await runtime.sleep(_QUIET_S)
-            await runtime.sleep(_QUIET_S)  # a branch may be about to take its next step
-            if not branches.is_busy_elsewhere():
-                return
+    async def _others(self, call: _Call) -> bool:
+        """Return True when other branches have been quiet for a moment, False when this one may continue."""
+        runtime, run = self._run._engine.runtime, self._run
+        look_s, unseen_s, quiet_s = _FIRST_LOOK_S, 0.0, 0.0
+        while quiet_s <= _QUIET_S:  # a branch may be about to take its next step
+            await runtime.sleep(_QUIET_S)
+            quiet_s = 0.0 if self._is_busy_now(call) else quiet_s + _QUIET_S
+            unseen_s += _QUIET_S
+            if unseen_s >= look_s or self._is_due(call):
+                look_s, unseen_s = min(_LONGEST_LOOK_S, 2 * look_s), 0.0
+                await self.read()
+                await self._expire(call.group)
+            if run._is_suspended or call.is_parked or self._is_met(call):
+                return False
+            run._check_live()
+        await self.read()
+        return True
 
-    async def _is_busy(self, grace_s: float) -> bool:
-        """Tell whether steps of other branches are in flight, or begin in a moment."""
+    def _is_due(self, call: _Call) -> bool:
+        """Tell whether a deadline of a call has passed, by the clock of this process."""
+        now = self._run._engine.runtime.now()
+        return any(
+            0 < wait.due_at <= now
+            for name in call.group.names
+            if (wait := self._known.get(name)) is not None and wait.status == OPEN
+        )
+
+    async def _is_busy(self, call: _Call, grace_s: float) -> bool:
+        """Tell whether other branches are at work, or begin in a moment."""
         await self._run._engine.runtime.sleep(grace_s)
-        return self._run._branches.is_busy_elsewhere()
+        return self._is_busy_now(call)
 
-    def _others_waiting(self, group: Group, now: int) -> tuple[list[Group], list[EntryRecord]]:
-        """Return what else the run waits for: branches that asked before, in this attempt or an earlier one.
+    def _is_busy_now(self, call: _Call) -> bool:
+        """Tell whether another branch is in a step that does not itself wait, or has what it waits for."""
+        calls = tuple(self._calls)
+        waiting = frozenset[tuple[str, str]]().union(*(each.steps for each in calls))
+        return self._run._branches.is_busy_outside(waiting) or any(
+            self._is_met(other) for other in calls if other is not call
+        )
+
+    def _others_waiting(self, calls: Sequence[_Call], now: int) -> tuple[list[Group], list[EntryRecord]]:
+        """Return what else the run waits for: branches that asked in an earlier attempt.
 
         They may not have come to ask again yet. An answer to them must wake the run all the same.
         """
+        names = {name for call in calls for name in call.group.names}
         waits = [
             wait
             for wait in self._known.values()
-            if wait.status == OPEN
-            and wait.name not in group.names
-            and (wait.type != SLEEP or wait.due_at > now)
+            if wait.status == OPEN and wait.name not in names and (wait.type != SLEEP or wait.due_at > now)
         ]
         groups = dict.fromkeys(Group(wait.group, wait.mode) for wait in waits)
         return list(groups), [entry for wait in waits for entry in self._asking(wait)]
@@ -383,10 +481,11 @@ class Waits:
 
     # Entries
 
-    def _entries(self, asked: Sequence[_Asked], group: Group, due: int, now: int) -> list[EntryRecord]:
+    def _entries(self, call: _Call, now: int) -> list[EntryRecord]:
         """Return the entries that ask: each open wait, new or again, with its timer."""
         entries: list[EntryRecord] = []
-        for each in asked:
+        group, due = call.group, call.deadline(now)
+        for each in call.asked:
             known = self._known.get(each.name)
             if known is not None and (known.status == EXPIRED or self._has_answer(each)):
                 continue
@@ -403,6 +502,9 @@ class Waits:
 
     def _opened(self, asked: _Asked, group: Group, due: int, now: int) -> Wait:
         run, known = self._run, self._known.get(asked.name)
+        refused = None
+        if known is not None and known.status == ANSWERED:  # it is asked again, until the same deadline
+            due, refused = known.due_at or due, _refusal(asked, known)
         return Wait(
             asked.name,
             asked.type,
@@ -417,6 +519,7 @@ class Waits:
             order=run._branches.number(asked.name, f"?{asked.type}"),
             group=group.names,
             mode=group.mode,
+            refused=refused,
             entry=None if known is None else known.entry,
         )
 
@@ -453,14 +556,43 @@ class Waits:
                 raise
         await self.read()  # an answer that came too late for `ask_any` stays
 
-    def withdrawals(self) -> list[EntryRecord]:
-        """Return the entries that withdraw all open questions, for the commit that ends the run."""
-        return self._withdrawals([wait for wait in self._known.values() if wait.status == OPEN])
+    def failed_by(self, error: BaseException | str) -> None:
+        """Note why the run fails: what nobody answered is asked again by the next attempt."""
+        if isinstance(error, BaseExceptionGroup):
+            for part in error.exceptions:
+                self.failed_by(part)
+        elif isinstance(error, Unanswered) and error.run == self._run.id:
+            self._missed += error.names
+
+    async def withdrawals(self, *, is_over: bool) -> list[EntryRecord]:
+        """Return the entries for the commit that ends the run or its attempt.
+
+        With the run its open questions are withdrawn. Those by which it failed are asked again if it is retried.
+        """
+        if is_over and self._has_asked:
+            await self.read()
+        known = self._known.values()
+        missed = [wait for wait in known if wait.status == EXPIRED and wait.name in self._missed]
+        again = [self._entry(replace(wait, asks_again=True)) for wait in missed]
+        return again + self._withdrawals([wait for wait in known if is_over and wait.status == OPEN])
 
     def _withdrawals(self, waits: Sequence[Wait]) -> list[EntryRecord]:
         entries = [self._entry(withdrawn(wait)) for wait in waits]
         gone = [timers.timer_removed(wait.due_at, self._run.id, wait.name) for wait in waits if wait.due_at]
         return [*entries, *gone]
+
+
+def _refusal(asked: _Asked, wait: Wait) -> str | None:
+    """Return why an answer does not fit: it came before its schema was known, or the type of the agent refuses it."""
+    try:
+        value = wait.value
+        if wait.digest is None and asked.json_schema is not None:
+            value = plain(value)
+            check(asked.json_schema, value)
+        revive(asked.schema, value)
+    except Exception as error:  # noqa: BLE001  # the type decides what it raises
+        return f"{type(error).__name__}: {error}"[:_MAX_REASON]
+    return None
 
 
 def _waiting(groups: Sequence[Group], entries: Sequence[EntryRecord], now: int) -> Waiting:

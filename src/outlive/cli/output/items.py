@@ -208,6 +208,7 @@ def question_item(question: QuestionInfo) -> dict[str, Any]:
         "value": to_json(question.value),
         "by": question.by,
         "answered_at": _iso(question.answered_at),
+        "refused": question.refused,
     }
 
 
