@@ -310,6 +310,27 @@ def test_a_cancelled_run_is_told_that_it_was_cancelled(tmp_path):
                 run.save({"n": 1})
 
 
+def test_the_report_tells_how_a_handler_ended_its_run(tmp_path):
+    def end(run):
+        getattr(run, run.info.prompt)(*(["no line"] if run.info.prompt == "fail" else []))
+
+    with outlive.open(f"sqlite:///{tmp_path}/store.db") as store:
+        for name in ("fail", "cancel", "release", "complete"):
+            store.submit(name, run_id=name, agent="a", prompt=name)
+        store.submit("later", run_id="later", agent="a", prompt="fail", backoff_s=60)
+        report = store.recover({"a": end})
+    assert [run.id for run in report.resumed] == ["complete"]
+    assert sorted((run.id, run.status) for run in report.left) == [
+        ("cancel", "cancelled"),
+        ("release", "released"),
+    ]
+    assert sorted((run.run_id, run.code, run.message) for run in report.failed) == [
+        ("fail", "failed", "no line"),
+        ("later", "failed", "no line"),
+    ]
+    assert report.suspended == []
+
+
 class Exit(BaseException):
     pass
 

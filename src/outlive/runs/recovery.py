@@ -33,6 +33,9 @@ from outlive.errors import (
 )
 from outlive.runs.end import delay_run, park_run
 from outlive.runs.lease import (
+    CANCELLED,
+    FAILED,
+    PARKED,
     RELEASED,
     RUN,
     RUNNING,
@@ -89,9 +92,9 @@ class SkippedRun:
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """A run that was resumed and whose handler raised.
+    """A run that was resumed and whose handler raised, or called `run.fail`.
 
-    `code` is the name of the exception's class.
+    `code` is the name of the exception's class, or "failed".
     """
 
     run: RunInfo
@@ -111,13 +114,14 @@ class Recovered:
     resumed: list[RunInfo] = field(default_factory=list)
     suspended: list[RunInfo] = field(default_factory=list)  # resumed, and waiting again
     failed: list[FailedRun] = field(default_factory=list)
+    left: list[RunInfo] = field(default_factory=list)  # resumed, and cancelled or released by its handler
     waiting: list[RunInfo] = field(default_factory=list)  # alive: another process holds it
     skipped: list[SkippedRun] = field(default_factory=list)
 
     @property
     def _has_ended(self) -> bool:
         """Tell whether a run has left its handler."""
-        return bool(self.resumed or self.suspended or self.failed)
+        return bool(self.resumed or self.suspended or self.failed or self.left)
 
 
 async def find_runs(
@@ -331,10 +335,20 @@ class Recovery:
         except Exception as error:  # noqa: BLE001  # the run has recorded it
             self._add("failed", FailedRun(run.info, type(error).__name__, str(error)))
         else:
-            self._add("suspended" if run.status == WAITING else "resumed", run.info)
+            self._add_left(run.info)
         finally:
             self._live.discard(run)
         return "given_back" if run.status == RELEASED else "worked"
+
+    def _add_left(self, run: RunInfo) -> None:
+        """Report a run whose handler returned: it may have ended the run itself."""
+        is_delayed = run.status == WAITING and run.waits is not None and run.waits.reason == "backoff"
+        if is_delayed or run.status in (FAILED, PARKED):
+            self._add("failed", FailedRun(run, "failed", str(run.error)))
+        elif run.status in (CANCELLED, RELEASED):
+            self._add("left", run)
+        else:
+            self._add("suspended" if run.status == WAITING else "resumed", run)
 
     async def _call(self, handler: Handler, run: AsyncRun) -> None:
         # A plain function must not hold up the event loop, with the leases of all other runs.

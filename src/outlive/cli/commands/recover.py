@@ -146,6 +146,7 @@ def recovered_items(report: Recovered) -> list[dict[str, Any]]:
             ("failed", failed.run, failed.code, f"{failed.code}: {failed.message}")
             for failed in report.failed
         ),
+        *((run.status, run, None, "by its handler") for run in report.left),
         *(("waiting", run, None, "another process is running it") for run in report.waiting),
         *(("skipped", skipped.run, skipped.code, skipped.message) for skipped in report.skipped),
     ]
