@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,9 @@ def pytest_configure(config):
     """Let one seed repeat everything: Hypothesis takes it as if it stood on the command line."""
     config.pluginmanager.register(serving)  # its fixtures
     config.pluginmanager.register(program)
+    # A background job of a shell ignores Ctrl-C, and so would every process that a test starts.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if LONG and config.getoption("--hypothesis-seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
 

@@ -5,6 +5,7 @@ Options that a URL can carry raise BadURL instead, and may be text: "30", "true"
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -253,6 +254,34 @@ def check_handlers(value: object) -> Mapping[Any, Any]:
         )
         raise BadArgument(f"handlers must be a dict of agent → function of a run, not {value!r:.100}{hint}")
     return value
+
+
+def check_plain(handlers: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Refuse coroutine functions: a sync store cannot await them."""
+    for agent, handler in handlers.items():
+        if inspect.iscoroutinefunction(handler):
+            raise BadArgument(
+                f"the handler of {agent!r} is a coroutine function; use outlive.open_async, or a plain function"
+            )
+    return handlers
+
+
+def check_worker(handlers: Mapping[Any, Any], limits: Mapping[Any, Any]) -> None:
+    """Refuse a worker without handlers, and limits of agents that it has no handler for."""
+    if not handlers:
+        raise BadArgument(
+            'handlers is empty, so the worker would have nothing to do; give {"agent": function}'
+        )
+    unknown = [agent for agent in limits if agent != "*" and agent not in handlers]
+    if unknown and "*" not in handlers:
+        raise BadArgument(f"limits has {unknown[0]!r}, for which there is no handler")
+
+
+def check_agent(value: object) -> str:
+    """Return the name of the agent of a run. "*" stands for all agents where handlers are given."""
+    if check_text("agent", value) in ("", "*"):
+        raise BadArgument(f"agent must be a name, not {value!r}; leave it out for a run without an agent")
+    return check_text("agent", value)
 
 
 def check_run(lease_s: object, throttle_s: object, max_attempts: object, clock: object = None) -> None:

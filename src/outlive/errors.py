@@ -214,10 +214,14 @@ class MetadataMoved(Conflict):
 class LeaseLost(CallerError):
     """The run or lock no longer owns its lease: another one has it, or it was given back."""
 
-    def __init__(self, thread: str, kind: str, key: str, fence: int, current: int | None) -> None:
+    def __init__(
+        self, thread: str, kind: str, key: str, fence: int, current: int | None, status: str | None = None
+    ) -> None:
         newer = "" if current is None else f" (its fence is {current} now)"
         reason = (
-            "it was given back or has ended; take it again before you write"
+            f"it was {status}; stop working on it"
+            if status is not None
+            else "it was given back or has ended; take it again before you write"
             if fence == current
             else f"another process has taken it over{newer}; stop working on this {kind}"
         )
@@ -227,6 +231,7 @@ class LeaseLost(CallerError):
         self.key = key
         self.fence = fence
         self.current = current
+        self.status = status  # "cancelled" or "parked", if that is why
 
 
 class EntryHeld(Conflict):
@@ -406,12 +411,13 @@ class StepMismatch(CallerError):
 
 
 class StepUnfinished(CallerError):
-    """A step with a side effect had begun and its end is not known; the policy is to ask."""
+    """A step with a side effect had begun and did not finish, and the policy is to ask."""
 
-    def __init__(self, run: str, name: str, key: str) -> None:
+    def __init__(self, run: str, name: str, key: str, error: str | None = None) -> None:
+        reason = "its process died or was interrupted" if error is None else error
         super().__init__(
-            f"step {name!r} ({key}) of run {run!r} had begun and its end is not stored, so its effect may have "
-            'happened; find out, then pass on_unfinished="retry", "skip" or ("value", x)'
+            f"step {name!r} ({key}) of run {run!r} had begun and did not finish ({reason:.300}), so its effect may "
+            'have happened; find out, then pass on_unfinished="retry", "skip" or ("value", x)'
         )
         self.run = run
         self.name = name

@@ -9,6 +9,7 @@ from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from outlive.arguments import (
+    check_agent,
     check_attributes,
     check_count,
     check_durability,
@@ -26,6 +27,7 @@ from outlive.arguments import (
     check_seconds,
     check_text,
     check_timeout,
+    check_worker,
     optional_id,
     thread_cursor,
 )
@@ -247,7 +249,7 @@ class AsyncStore(AsyncContext):
             max_attempts=max_attempts,
             backoff_s=None if backoff_s is None else check_seconds("backoff_s", backoff_s),
             priority=check_priority(options.get("priority", 0)),
-            agent=None if agent is None else check_text("agent", agent),
+            agent=None if agent is None else check_agent(agent),
             prompt=options.get("prompt"),
             parent=optional_id("parent", options.get("parent")),
             attributes=check_attributes(options.get("attributes")),
@@ -457,7 +459,8 @@ class AsyncStore(AsyncContext):
         limits:        how many runs of an agent all workers of this store together work on: `{"planner": 2}`
         limit_tenant:  the same for all agents together
         grace_s:       after SIGTERM or `drain()`, how long it waits for its runs before it gives them back
-        on_report:     gets a report of what was done since the last one, every `interval_s`
+        on_report:     gets a report of what was done since the last one: when runs have left their handlers, and
+                       every `interval_s`
 
         The other options are those of `recover`. Workers should agree on limits: each keeps to its own.
         """
@@ -470,6 +473,8 @@ class AsyncStore(AsyncContext):
         engine, tenant = self._engine, self._settings.tenant
         checked = check_handlers(handlers)
         recovery = Recovery(engine, self._run, checked, policy, code_version)
+        checked_limits = check_limits(limits, limit_tenant)
+        check_worker(checked, checked_limits)
         capacity = check_count("concurrency", concurrency, 1)
         options = WorkerOptions(
             capacity, check_timeout(interval_s, "interval_s"), check_seconds("grace_s", grace_s, 0)
@@ -482,7 +487,7 @@ class AsyncStore(AsyncContext):
             tenant,
             recovery,
             Queue(engine, tenant, checked, recovery.is_other_code),
-            Slots(engine, tenant, self._heart, check_limits(limits, limit_tenant)),
+            Slots(engine, tenant, self._heart, checked_limits),
             WorkerRecord(engine, tenant, fields),
             self._heart,
             options,

@@ -211,6 +211,12 @@ def test_without_an_sdk_nothing_is_traced():
         assert store.find_run("r").trace is None
 
 
+@pytest.mark.parametrize("make", [otel.spans, otel.metrics])
+def test_what_is_no_tracer_or_meter_is_refused(make):
+    with pytest.raises(outlive.errors.BadArgument, match="of OpenTelemetry, not 'planner'"):
+        make("planner")
+
+
 def test_a_question_is_an_event_of_its_run(tracing):
     with outlive.open("memory:", on_event=tracing.spans) as store:
         with store.run("t", run_id="r") as run:

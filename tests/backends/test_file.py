@@ -182,7 +182,7 @@ def test_the_fields_on_disk_are_all_the_fields_there_are() -> None:
     assert set(effects_module._ENTRY) == fields(EntryRecord) - {"lease_s", "expect", "expect_lapsed"}
     assert set(effects_module._ROW) == fields(Counters)
     assert fields(Effect) == {
-        "thread", "row", "at", "checkpoints", "rewrites", "replaced", "chunks", "writes", "entries", "removed",
+        "thread", "counters", "at", "checkpoints", "rewrites", "replaced", "chunks", "writes", "entries", "removed",
         "removed_chunks", "everything", "erase", "info", "info_projection",
     }  # fmt: skip
 

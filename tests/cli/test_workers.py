@@ -60,6 +60,10 @@ def store(url):
 
 @pytest.fixture
 def cli(program, url, store):
+    return command_line(program, url)
+
+
+def command_line(program, url):
     (program.folder / "handlers.py").write_text(HANDLERS)
 
     def run(*arguments, **options):
@@ -90,7 +94,8 @@ def working(cli, *arguments, handlers="SYNC"):
 
 def _has_begun(cli, process):
     assert process.poll() is None, (cli.folder / "worker.err").read_text()
-    return cli("workers", "--json").items
+    listed = cli("workers", "--json")
+    return listed.code == 0 and listed.items
 
 
 def printed(cli):
@@ -191,6 +196,16 @@ def test_ctrl_c_gives_runs_back_at_once(cli, store):
     assert "Traceback" not in (cli.folder / "worker.err").read_text()
 
 
+@pytest.mark.parametrize("handlers", ["SYNC", "ASYNC"])
+def test_a_run_is_reported_when_it_leaves_its_handler(cli, store, handlers):
+    with working(cli, "--interval", "1h", handlers=handlers) as process:
+        for name in ("r-1", "r-2"):
+            cli("submit", name, "--agent", "planner", "--run-id", name, "--prompt", '{"to": 1}')
+            eventually(lambda name=name: f"resumed  {name}  planner  completed" in printed(cli))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+
+
 def test_a_question_is_answered_and_the_worker_resumes_its_run(cli, store):
     with working(cli, "--interval", "0.2s") as process:
         cli("submit", "order-7", "--agent", "refunds", "--run-id", "refund-7")
@@ -226,6 +241,31 @@ def test_wrong_options_of_a_worker_are_explained(program, arguments, fix):
     refused = program("worker", *arguments)
     assert refused.code == 2
     assert fix in refused.err
+
+
+def test_submit_creates_the_store(program):
+    url = f"sqlite:///{program.folder}/new.db"
+    done = program("submit", "t", "--run-id", "r-1", "--store", url)
+    assert (done.code, done.out) == (0, "submitted run r-1 on thread t\n")
+    with outlive.open(url, create=False) as store:
+        assert status(store, "r-1") == "released"
+
+
+@pytest.mark.parametrize("handlers", ["SYNC", "ASYNC"])
+def test_a_worker_creates_the_store(program, handlers):
+    cli = command_line(program, f"sqlite:///{program.folder}/new.db")
+    with working(cli, handlers=handlers) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("handlers", ["SYNC", "ASYNC"])
+def test_a_worker_announces_no_start_without_a_store(program, handlers):
+    (program.folder / "handlers.py").write_text(HANDLERS)
+    url = f"sqlite:///{program.folder}/no-folder/new.db"
+    refused = program("worker", "--handlers", f"handlers:{handlers}", "--store", url)
+    assert refused.code != 0
+    assert "starts" not in refused.err
 
 
 def test_limits_are_passed_to_the_worker_and_what_waits_for_it_is_no_problem(cli, store):

@@ -60,6 +60,45 @@ def test_a_lease_is_renewed_while_there_is_progress(store, told, progress):
         run.alive()
 
 
+PAUSES = {
+    "before a retry": lambda run: run.step("s", retries=1, backoff_s=60)(Flaky())(),
+    "of run.sleep": lambda run: run.sleep(4),
+}
+
+
+class Flaky:
+    calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        if self.calls == 1:
+            raise ConnectionError
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+def test_a_run_that_pauses_on_purpose_does_not_stall(store, told, pause, monkeypatch):
+    run = store.run("t", run_id="r", lease_s=3600, progress_s=600).start()
+    slept = []
+
+    async def sleep(self, seconds):
+        if slept:
+            return
+        slept.append(seconds)
+        renewed = store.find_run("r")._entry.until
+        be_quiet(run, 601)
+        run_now(run._run._heart.beat())
+        assert store.find_run("r")._entry.until > renewed
+
+    monkeypatch.setattr(type(run._run._engine.runtime), "sleep", sleep)
+    PAUSES[pause](run)
+    assert len(slept) == 1
+    assert [event for event in told if event.name == "stall"] == []
+    be_quiet(run, 601)
+    beat(store)
+    assert [event.name for event in told if event.name == "stall"] == ["stall"]
+    run.complete()
+
+
 def test_the_limit_belongs_to_the_run_and_outlives_its_process(store):
     store.run("t", run_id="r", progress_s=600).start().release()
     with store.run("t", run_id="r") as run:

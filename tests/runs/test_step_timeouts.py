@@ -40,6 +40,45 @@ def test_it_continues_alone_and_its_result_is_dropped(store):
         assert [(step.status, step.value) for step in store.steps("r")] == [("raised", None)]
 
 
+LATE = {
+    "save": lambda run: run.save({"late": 1}),
+    "step": lambda run: run.step("late", int),
+    "ask": lambda run: run.ask("late?"),
+    "ask_all": lambda run: run.ask_all({"late?": 1}),
+    "ask_any": lambda run: run.ask_any({"late?": 1}),
+    "wait": lambda run: run.wait("late"),
+    "sleep": lambda run: run.sleep(0),
+    "emit": lambda run: run.emit("late"),
+    "complete": lambda run: run.complete("late"),
+    "fail": lambda run: run.fail("late"),
+}
+
+
+@pytest.mark.parametrize("call", LATE)
+def test_it_cannot_change_the_run_any_more(store, call):
+    release, raised = threading.Event(), []
+    with store.run("t", run_id="r") as run:
+        run.save({"n": 1})
+
+        def late():
+            release.wait(PATIENCE_S)
+            try:
+                LATE[call](run)
+            except BaseException as error:
+                raised.append(error)
+
+        with pytest.raises(StepTimeout):
+            run.step("s", timeout_s=0.01)(late)()
+        assert run.step("s", timeout_s=PATIENCE_S)(lambda: run.step("inner", int))() == 0
+        release.set()
+        eventually(lambda: raised and not threads())
+        assert [type(error) for error in raised] == [StepTimeout]
+        assert run.status == "running"
+        assert run.load() == {"n": 1}
+        assert [step.name for step in store.steps("r")] == ["s", "s", "inner"]
+        assert list(store.questions()) == []
+
+
 def test_what_it_raises_later_is_dropped_too(store, capfd):
     release = threading.Event()
     with store.run("t") as run:

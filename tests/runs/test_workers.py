@@ -251,6 +251,136 @@ def test_a_cancelled_worker_releases_its_runs(tmp_path):
     asyncio.run(main())
 
 
+def test_a_worker_survives_its_on_report(tmp_path):
+    calls = []
+
+    def report(done):
+        calls.append(done)
+        raise ValueError("the log is full")
+
+    def work(store):
+        with working(store, {"a": lambda run: run.id}, interval_s=0.05, on_report=report):
+            eventually(lambda: len(calls) >= 3)
+            store.submit("t", run_id="r", agent="a")
+            eventually(lambda: finished(store))
+
+    with outlive.open(f"sqlite:///{tmp_path}/store.db") as store:
+        with pytest.warns(RuntimeWarning, match="ValueError: the log is full"):
+            work(store)
+        assert store.find_run("r").result == "r"
+
+
+async def coroutine(run):
+    return run.id
+
+
+@pytest.mark.parametrize(
+    "handlers, options, fix",
+    [
+        ({}, {}, "handlers is empty"),
+        ({"a": print}, {"limits": {"b": 2}}, "limits has 'b', for which there is no handler"),
+        ({"a": print}, {"policy": "hold"}, "pass it too"),
+        ({"a": coroutine}, {}, "use outlive.open_async, or a plain function"),
+    ],
+)
+def test_a_worker_that_could_not_work_is_refused(tmp_path, handlers, options, fix):
+    with outlive.open(f"sqlite:///{tmp_path}/store.db") as store:
+        with pytest.raises(outlive.errors.BadArgument, match=fix):
+            store.worker(handlers, **options)
+        store.worker({"*": print}, limits={"b": 2}, limit_tenant=3)
+        with pytest.raises(outlive.errors.BadArgument, match="open_async"):
+            store.recover({"a": coroutine})
+
+
+@pytest.mark.parametrize("agent", ["", "*"])
+def test_an_agent_has_a_name(tmp_path, agent):
+    with outlive.open(f"sqlite:///{tmp_path}/store.db") as store:
+        with pytest.raises(outlive.errors.BadArgument, match="agent must be a name"):
+            store.submit("t", agent=agent)
+        with pytest.raises(outlive.errors.BadArgument, match="agent must be a name"):
+            store.run("t", agent=agent)
+
+
+def test_a_cancelled_run_is_told_that_it_was_cancelled(tmp_path):
+    with outlive.open(f"sqlite:///{tmp_path}/store.db") as store:
+        run = store.run("t", run_id="r", agent="a").start()
+        store.cancel("r")
+        for _ in range(2):  # refused by the store, then known
+            with pytest.raises(outlive.LeaseLost, match="it was cancelled; stop working on it"):
+                run.save({"n": 1})
+
+
+class Exit(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), Exit("x"), asyncio.CancelledError()], ids=repr
+)
+def test_a_handler_that_exits_has_failed(tmp_path, error):
+    def leave(run):
+        raise error
+
+    reports = []
+    with outlive.open(f"sqlite:///{tmp_path}/store.db") as store:
+        store.submit("t", run_id="r", agent="a")
+        with working(store, {"a": leave}, on_report=reports.append):
+            eventually(lambda: finished(store))
+        run = store.find_run("r")
+    text = f"the handler raised {error!r}"
+    assert (run.status, run.attempt, run.failures) == ("failed", 1, 1)
+    assert run.error == f"HandlerExited: {text}"
+    failed = [(run.run_id, run.code, run.message) for report in reports for run in report.failed]
+    assert failed == [("r", "HandlerExited", text)]
+
+
+def test_a_handler_whose_run_waits_has_not_failed(tmp_path):
+    async def main():
+        async with await outlive.open_async(f"sqlite:///{tmp_path}/store.db") as store:
+
+            async def ask_two(run):
+                async with asyncio.TaskGroup() as group:
+                    for name in ("one?", "two?"):
+                        group.create_task(run.ask(name))
+
+            await store.submit("t", run_id="r", agent="a")
+            report = await store.recover({"a": ask_two})
+            assert [run.id for run in report.suspended] == ["r"]
+            found = await store.find_run("r")
+            assert (found.status, found.failures) == ("waiting", 0)
+
+    asyncio.run(main())
+
+
+def test_a_handler_that_waits_for_a_cancelled_task_has_failed(tmp_path):
+    async def main():
+        async with await outlive.open_async(f"sqlite:///{tmp_path}/store.db") as store:
+
+            async def waits(run):
+                other = asyncio.create_task(asyncio.sleep(PATIENCE_S))
+                other.cancel()
+                await other
+
+            def plain(run):
+                raise SystemExit(3)
+
+            await store.submit("t", run_id="waits", agent="waits")
+            await store.submit("u", run_id="plain", agent="plain")
+            worker = store.worker({"waits": waits, "plain": plain})
+            task = asyncio.create_task(worker.run())
+            async with asyncio.timeout(PATIENCE_S):
+                while not all([run.is_finished async for run in store.runs()]):
+                    await asyncio.sleep(0.01)
+            worker.stop()
+            await task
+            assert {(run.id, run.status, run.failures) async for run in store.runs()} == {
+                ("waits", "failed", 1),
+                ("plain", "failed", 1),
+            }
+
+    asyncio.run(main())
+
+
 def killed_script(report, url):
     with outlive.open(url) as store, store.run("trip", agent="planner") as run:
         for name in ("one", "two"):

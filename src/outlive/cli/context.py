@@ -127,11 +127,16 @@ class Call:
         self,
         *,
         writes: bool = False,
+        creates: bool = False,
         knows_types: bool = False,
         needs_key: bool = True,
         takes_over: bool = False,
     ) -> Iterator[OpenedStore]:
-        """Open the store for this command. `takes_over`: the primary may be unreachable or empty."""
+        """Open the store for this command.
+
+        `creates`: one that does not exist is created, unless it is of a pair. `takes_over`: the primary may be
+        unreachable or empty.
+        """
         from outlive.cli.stores import open_store
 
         # A pair warns about commits that are still queued when it closes.
@@ -144,7 +149,12 @@ class Call:
             with self._waiting_note(url):
                 store = stack.enter_context(
                     open_store(
-                        url, options, knows_types=knows_types, needs_key=needs_key, takes_over=takes_over
+                        url,
+                        options,
+                        create=creates and "secondary" not in options,
+                        knows_types=knows_types,
+                        needs_key=needs_key,
+                        takes_over=takes_over,
                     )
                 )
             self.use(store)

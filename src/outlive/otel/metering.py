@@ -173,6 +173,8 @@ class Metrics:
     """Measures what a store does. Made by `otel.metrics()`, for `on_event`."""
 
     def __init__(self, meter: Any = None) -> None:
+        if meter is not None and not hasattr(meter, "create_counter"):
+            raise BadArgument(f"meter must be a Meter of OpenTelemetry, not {meter!r:.100}")
         self._api = api("opentelemetry.metrics")
         self._meter = meter if meter is not None else self._api.get_meter("outlive")
         create = self._meter

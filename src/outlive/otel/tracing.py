@@ -24,6 +24,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from outlive.errors import BadArgument
 from outlive.events import (
     CLAIM,
     END,
@@ -70,6 +71,8 @@ class Spans:
     """Makes spans of events. Made by `otel.spans()`, for `on_event`."""
 
     def __init__(self, tracer: Any = None) -> None:
+        if tracer is not None and not hasattr(tracer, "start_span"):
+            raise BadArgument(f"tracer must be a Tracer of OpenTelemetry, not {tracer!r:.100}")
         self._trace, self._context = api("opentelemetry.trace"), api("opentelemetry.context")
         self._tracer = tracer if tracer is not None else self._trace.get_tracer("outlive")
         self._handlers: dict[str, Callable[[Event], None]] = {

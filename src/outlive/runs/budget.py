@@ -6,18 +6,22 @@ the same store object. The parent stores it with its next save or heartbeat: a c
 loses it there, not in the child.
 
 The write that crosses a budget is stored, as what was used cannot be taken back. Then BudgetSpent
-is raised, and the run is parked when its block is left.
+is raised, and the run is parked when its block is left. A process may die before that: so a run that
+has used too much is parked when it is resumed, and none of its steps is called.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Self
 
 from outlive.errors import BadArgument, BudgetSpent, Corrupt
 
 _FIELDS = ("cost_usd", "tokens", "steps")
+_COUNTED = ("cost_usd", "tokens", "input_tokens", "output_tokens")
 Usage = Mapping[str, Any]
 
 
@@ -88,12 +92,25 @@ def tokens(usage: Usage) -> float:
     return _number(usage, "input_tokens") + _number(usage, "output_tokens")
 
 
+def check_used(usage: Usage) -> None:
+    """Raise BadArgument if something that a budget counts is no amount, or if a sum could not be told any more."""
+    for name, value in usage.items():
+        if _is_real(value) and not math.isfinite(value):
+            raise BadArgument(
+                f"usage[{name!r}] must be finite, not {value!r:.100}; leave out what is not known"
+            )
+        if name in _COUNTED and not (_is_number(value) and value >= 0):
+            raise BadArgument(
+                f"usage[{name!r}] must be a number, 0 or more, not {value!r:.100}; leave out what is not known"
+            )
+
+
 def add(before: Usage, used: Usage) -> dict[str, Any]:
     """Return the sum: numbers are added, of other values the later one counts."""
     return {
         **before,
         **{
-            name: before[name] + value if _is_number(value) and _is_number(before.get(name)) else value
+            name: _sum(before[name], value) if _is_number(value) and _is_number(before.get(name)) else value
             for name, value in used.items()
         },
     }
@@ -104,8 +121,18 @@ def numbers(usage: Usage) -> dict[str, Any]:
     return {name: value for name, value in usage.items() if _is_number(value)}
 
 
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # no NaN
+    return _is_real(value) and value == value  # no NaN
+
+
+def _sum(before: Any, used: Any) -> Any:
+    if Decimal in (type(before), type(used)) and float in (type(before), type(used)):
+        return float(before) + float(used)  # Python adds no Decimal to a float
+    return before + used
 
 
 def _number(usage: Usage, name: str) -> float:

@@ -9,17 +9,20 @@ and a later run with the same id has other keys.
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from outlive.errors import NoEffect
+from outlive.errors import BadArgument, NoEffect
 
-_NAMES = ("EffectKey", "outlive.EffectKey")  # with postponed evaluation an annotation is a str
+_CHOICES = ("Optional", "Union", "Annotated")
 
 
 class EffectKey(str):
@@ -67,16 +70,82 @@ def current_key(ledger: object, run: str) -> EffectKey:
     return key
 
 
-def with_key(function: Callable[..., Any], kwargs: dict[str, Any], key: EffectKey) -> dict[str, Any]:
+def with_key(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: EffectKey
+) -> dict[str, Any]:
     """Return the keyword arguments of a call, with the key for a parameter that is annotated as one."""
+    return {**kwargs, **dict.fromkeys(_open_keys(function, args, kwargs), key)}
+
+
+def check_needs_no_key(
+    step: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raise BadArgument if a function that is no effect has a parameter for the key, which would stay empty."""
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin that does not tell
-        return kwargs
-    names = [
+        hints = getattr(function, "__annotations__", None)
+    except NameError:  # of names that exist only for type checkers
+        return
+    if hints is None:  # an object with a signature that only `inspect` finds, such as a partial
+        hints = {} if isinstance(function, type) else {"?": EffectKey}
+    if not any(map(_is_key, hints.values())):  # quick: this is done for every step
+        return
+    for name in _open_keys(function, args, kwargs):
+        raise BadArgument(
+            f"the parameter {name!r} of step {step!r} takes the key of an effect, and only a step with effect=True "
+            f"has one: run.step({step!r}, effect=True)(function)(...)"
+        )
+
+
+def _open_keys(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Return the parameters that are annotated as a key and that the call leaves open."""
+    try:
+        signature = inspect.signature(function)
+        bound = signature.bind_partial(*args, **kwargs).arguments
+    except (
+        TypeError,
+        ValueError,
+    ):  # a builtin that does not tell, or arguments that do not fit: the call says so
+        return []
+    return [
         parameter.name
-        for parameter in parameters
-        if (parameter.annotation is EffectKey or parameter.annotation in _NAMES)
-        and parameter.kind is not parameter.POSITIONAL_ONLY
+        for parameter in signature.parameters.values()
+        if _is_key(parameter.annotation)
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and parameter.name not in bound
     ]
-    return {**kwargs, **{name: key for name in names if name not in kwargs}}
+
+
+def _is_key(annotation: Any) -> bool:
+    """Tell whether an annotation is EffectKey, or that or something else, such as None."""
+    if isinstance(annotation, str):  # with postponed evaluation
+        return "EffectKey" in annotation and _names_key(annotation)
+    if isinstance(annotation, type):
+        return annotation is EffectKey
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _is_key(get_args(annotation)[0])
+    return origin in (Union, UnionType) and any(map(_is_key, get_args(annotation)))
+
+
+@functools.lru_cache(maxsize=100)
+def _names_key(annotation: str) -> bool:
+    try:
+        return _is_key_expression(ast.parse(annotation.strip(), mode="eval").body)
+    except SyntaxError:
+        return False
+
+
+def _is_key_expression(node: ast.expr) -> bool:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name == "EffectKey"
+        case ast.Constant(value=str(text)):
+            return _names_key(text)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _is_key_expression(left) or _is_key_expression(right)
+        case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name), slice=inside):
+            parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
+            return name in _CHOICES and any(
+                map(_is_key_expression, parts[:1] if name == "Annotated" else parts)
+            )
+    return False

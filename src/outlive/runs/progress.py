@@ -12,8 +12,10 @@ was: both have one rank.)
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import time
+from collections.abc import Iterator
 
 from outlive.format.codec import Codec
 from outlive.runs.lease import RunInfo, pack_progress
@@ -22,11 +24,12 @@ from outlive.runs.lease import RunInfo, pack_progress
 class Progress:
     """The progress of one run in this process. The timer of its store reads it in another thread."""
 
-    __slots__ = ("_is_news", "_stored", "moved_at")
+    __slots__ = ("_is_news", "_pauses", "_stored", "moved_at")
 
     def __init__(self) -> None:
         self._stored: tuple[int, bytes | None] = (0, None)  # the last write, and the record as it is since
         self._is_news = False
+        self._pauses: set[object] = set()
         self.moved_at = time.monotonic()
 
     def stored(self, revision: int, body: bytes | None) -> None:
@@ -45,8 +48,21 @@ class Progress:
         self._is_news = True
         self.moved_at = time.monotonic()
 
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Let the run rest on purpose, as before a retry: it does not hang."""
+        pause = object()
+        self._pauses.add(pause)
+        try:
+            yield
+        finally:
+            self.moved()
+            self._pauses.discard(pause)
+
     def quiet_s(self) -> float:
         """Return the seconds since the last progress."""
+        if self._pauses:
+            return 0.0
         return time.monotonic() - self.moved_at
 
     def take_news(self, codec: Codec, info: RunInfo, revision: int) -> bytes | None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,6 +26,7 @@ from outlive.errors import (
     KeyMissing,
     OutliveError,
     RunBusy,
+    RunSuspended,
     StoreClosed,
     StoreUnavailable,
     ThreadBusy,
@@ -111,6 +114,11 @@ class Recovered:
     waiting: list[RunInfo] = field(default_factory=list)  # alive: another process holds it
     skipped: list[SkippedRun] = field(default_factory=list)
 
+    @property
+    def _has_ended(self) -> bool:
+        """Tell whether a run has left its handler."""
+        return bool(self.resumed or self.suspended or self.failed)
+
 
 async def find_runs(
     engine: Engine,
@@ -190,6 +198,10 @@ class Recovery:
     ) -> None:
         if policy not in ("resume", "hold"):
             raise BadArgument(f'policy must be "resume" or "hold", not {policy!r}')
+        if policy == "hold" and code_version is None:
+            raise BadArgument(
+                'policy="hold" compares runs with the code_version of the handlers: pass it too'
+            )
         self._engine = engine
         self._resume = resume
         self._handlers = handlers
@@ -197,7 +209,18 @@ class Recovery:
         self._code_version = code_version
         self.refuses_all = False  # while a pair of stores has failed over
         self.report = Recovered()
+        self._report_lock = engine.runtime.lock()
         self._live: set[AsyncRun] = set()
+
+    def take_report(self) -> Recovered:
+        """Return the report, and begin a new one."""
+        with self._report_lock:  # handlers may end in other threads
+            report, self.report = self.report, Recovered()
+        return report
+
+    def _add(self, section: str, item: RunInfo | FailedRun | SkippedRun) -> None:
+        with self._report_lock:
+            getattr(self.report, section).append(item)
 
     async def take_all(self, tenant: str, concurrency: int) -> None:
         """Resume the dead runs of a tenant, several at a time."""
@@ -253,7 +276,7 @@ class Recovery:
         return "skipped"
 
     def _skip(self, info: RunInfo, code: SkipCode, message: str) -> None:
-        self.report.skipped.append(SkippedRun(info, code, message))
+        self._add("skipped", SkippedRun(info, code, message))
 
     def is_other_code(self, code_version: str | None) -> bool:
         """Tell whether a run of this version of the code is left to other processes."""
@@ -269,7 +292,7 @@ class Recovery:
         try:
             await park_run(self._engine, key, info)
         except EntryHeld:
-            self.report.waiting.append(info)
+            self._add("waiting", info)
             return
         self._skip(info, "parked", f"parked after {info.failures} attempts")
 
@@ -280,7 +303,7 @@ class Recovery:
         try:
             await delay_run(self._engine, key, info, "backoff", due)
         except EntryHeld:
-            self.report.waiting.append(info)
+            self._add("waiting", info)
             return
         self._skip(
             info, "backing_off", f"its process died; the next attempt is due at {moment(due):%H:%M:%S} UTC"
@@ -291,7 +314,7 @@ class Recovery:
         try:
             await run.start()
         except (RunBusy, ThreadBusy):
-            self.report.waiting.append(info)
+            self._add("waiting", info)
             return "busy"
         except (KeyMissing, StoreClosed, StoreUnavailable):
             raise  # the other runs would fail in the same way
@@ -306,9 +329,9 @@ class Recovery:
             async with run:
                 await self._call(handler, run)
         except Exception as error:  # noqa: BLE001  # the run has recorded it
-            self.report.failed.append(FailedRun(run.info, type(error).__name__, str(error)))
+            self._add("failed", FailedRun(run.info, type(error).__name__, str(error)))
         else:
-            (self.report.suspended if run.status == WAITING else self.report.resumed).append(run.info)
+            self._add("suspended" if run.status == WAITING else "resumed", run.info)
         finally:
             self._live.discard(run)
         return "given_back" if run.status == RELEASED else "worked"
@@ -317,12 +340,63 @@ class Recovery:
         # A plain function must not hold up the event loop, with the leases of all other runs.
         is_async = inspect.iscoroutinefunction(handler)
         result: Any | Awaitable[Any] = (
-            handler(run) if is_async else await self._engine.runtime.call(lambda: handler(run))
+            handler(run) if is_async else await self._engine.runtime.call(lambda: _call_plain(handler, run))
         )
         if inspect.isawaitable(result):
-            result = await result
+            with _exits():
+                result = await result
         if result is not None and run.result is None:
             run.info.result = result
+
+
+class HandlerExited(Exception):
+    """A handler raised what is no Exception, such as SystemExit, and its process does not end: the attempt failed."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"the handler raised {error!r}")
+
+
+def _call_plain(handler: Handler, run: AsyncRun) -> Any:
+    with _exits():  # in the thread of the handler
+        return handler(run)
+
+
+@contextlib.contextmanager
+def _exits() -> Iterator[None]:
+    """Tell a handler that exits from a process that ends: otherwise its run would be released and claimed endlessly."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if _is_suspension(error) or _ends_process(error):
+            raise
+        raise HandlerExited(error) from error
+
+
+def _is_suspension(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_suspension, error.exceptions))
+    return isinstance(error, RunSuspended)
+
+
+def _ends_process(error: BaseException) -> bool:
+    """Tell whether an exception may come from a signal, which only the main thread gets, or from a cancelled task."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return threading.current_thread() is threading.main_thread()
+    asyncio = sys.modules.get("asyncio")  # sync stores do not import it
+    if asyncio is not None and isinstance(error, asyncio.CancelledError):
+        return _is_cancelled(asyncio)
+    return isinstance(error, GeneratorExit)
+
+
+def _is_cancelled(asyncio: Any) -> bool:
+    """Tell whether the task that calls was cancelled, and not only something that it waited for."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without a loop
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def _failures(dead: RunInfo) -> int:

@@ -12,6 +12,7 @@ recover, because that is how deployments end processes.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 import os
@@ -141,6 +142,7 @@ class AsyncRun(AsyncContext):
         self._has_begun = False
         self._is_live = False
         self._is_lost = False
+        self._lost_as: str | None = None  # cancelled or parked from outside
         self._is_suspended = False  # by this process: it waits, and nothing is left to do here
         self._thread_ident = engine.runtime.thread_ident()
         self._progress = Progress()
@@ -230,9 +232,20 @@ class AsyncRun(AsyncContext):
             raise
         self._has_begun, self._is_suspended = True, False
         self._go_live()
+        if not self._options.retries:
+            await self._park_if_spent()
         previous = self.info.attempts[-2:-1]
         self._tell(CLAIM, trace=self.info.trace, previous=previous[0].outcome if previous else None)
         return self
+
+    async def _park_if_spent(self) -> None:
+        """Park a run that has used more than its budget: the process that crossed it died before it did so."""
+        try:
+            if self.info.budget is not None:
+                self.info.budget.check(self.id, self.info.usage)
+        except BudgetSpent as spent:
+            await self._end_by(spent)
+            raise
 
     def _go_live(self) -> None:
         self._is_live = True
@@ -270,6 +283,7 @@ class AsyncRun(AsyncContext):
         replaces it. A call that raises leaves the run as it was. But BudgetSpent is raised after the save, if its usage
         crosses the budget of the run or of its parent.
         """
+        self._ledger.check_in_time()
         check_options("run.save", options, RunSaveOptions.__optional_keys__)
         durability = options.get("durability")
         chosen = None if durability is None else check_run_durability(durability)
@@ -293,6 +307,7 @@ class AsyncRun(AsyncContext):
         info = self.info
         before = (info.iteration, info.phase, info.completed_phases, self._used)
         added = None if usage is None else self._copied(check_usage(usage))
+        budget.check_used(added or {})
         iteration = info.iteration if iteration is None else check_iteration(iteration)
         if phase is not None and check_phase(phase) != info.phase:
             self._enter_phase(phase)
@@ -326,7 +341,7 @@ class AsyncRun(AsyncContext):
 
     def _spend(self, used: budget.Usage) -> None:
         """Count what was used towards the budgets of this run and of its parents. Raises BudgetSpent."""
-        parent = None if self.info.parent is None else self._heart.find(self.info.parent)
+        parent = self._live_parent()
         try:
             if self.info.budget is not None:
                 self.info.budget.check(self.id, self.info.usage)
@@ -335,6 +350,17 @@ class AsyncRun(AsyncContext):
                 parent._set_used(parent._used, used)
                 parent._progress.moved()
                 parent._spend(used)
+
+    def _check_budget(self) -> None:
+        """Raise BudgetSpent if this run or one of its parents has used more than its budget."""
+        if self.info.budget is not None:
+            self.info.budget.check(self.id, self.info.usage)
+        parent = self._live_parent()
+        if parent is not None:
+            parent._check_budget()
+
+    def _live_parent(self) -> Any:
+        return None if self.info.parent is None else self._heart.find(self.info.parent)
 
     async def _save_as(
         self, chosen: str | None, state: Any, draft: Draft, *, is_named: bool
@@ -484,6 +510,7 @@ class AsyncRun(AsyncContext):
 
         Raises Unencodable, BadArgument for a chunk that is too large, and LeaseLost.
         """
+        self._ledger.check_in_time()
         await self._stream.emit(chunk)
 
     # Waiting
@@ -525,6 +552,7 @@ class AsyncRun(AsyncContext):
 
         Raises QuestionChanged if the run asked something else under this name.
         """
+        self._ledger.check_in_time()
         return await self._waits.ask(name, payload, schema, timeout_s, default)
 
     async def ask_all(
@@ -535,6 +563,7 @@ class AsyncRun(AsyncContext):
         `questions` maps names to payloads, or to `outlive.Question(payload, schema)`. After `timeout_s`, missing
         answers are `default`, or Unanswered is raised.
         """
+        self._ledger.check_in_time()
         return await self._waits.ask_all(questions, timeout_s, default)
 
     async def ask_any(
@@ -544,6 +573,7 @@ class AsyncRun(AsyncContext):
 
         The other questions are withdrawn. After `timeout_s` it returns `(None, default)`, or raises Unanswered.
         """
+        self._ledger.check_in_time()
         return await self._waits.ask_any(questions, timeout_s, default)
 
     async def wait(self, name: str, *, timeout_s: float | None = None, default: Any = MISSING) -> Any:
@@ -551,6 +581,7 @@ class AsyncRun(AsyncContext):
 
         Like `ask`, without a question: `store.questions()` does not list it.
         """
+        self._ledger.check_in_time()
         return await self._waits.wait(name, timeout_s, default)
 
     async def sleep(
@@ -562,6 +593,7 @@ class AsyncRun(AsyncContext):
         the run waits, as in `ask`, until a worker or `recover` finds its timer due. `key` tells sleeps of parallel
         branches apart.
         """
+        self._ledger.check_in_time()
         await self._waits.sleep(seconds, until, key)
 
     async def _suspend(
@@ -639,6 +671,7 @@ class AsyncRun(AsyncContext):
 
     async def complete(self, result: Any = None) -> None:
         """End the run with a result, which is stored. Raises Unencodable or DelayedSaveFailed, and then the run has not ended."""
+        self._ledger.check_in_time()
         await self._end(COMPLETED, result=result)
 
     async def fail(self, error: BaseException | str) -> None:
@@ -649,6 +682,7 @@ class AsyncRun(AsyncContext):
         Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended nevertheless;
         `cancel` and `release` do the same.
         """
+        self._ledger.check_in_time()
         self._waits.failed_by(error)
         failures = self.info.failures + 1
         if self.info.backoff_s is None:
@@ -828,8 +862,8 @@ class AsyncRun(AsyncContext):
             await self._complete_or_fail()
         elif not is_lost:
             try:
-                if isinstance(error, BudgetSpent):
-                    await self._end(PARKED, error=_text(error))
+                if (spent := _budget_spent(error)) is not None:
+                    await self._end(PARKED, error=_text(spent))
                 elif isinstance(error, Exception):
                     await self.fail(error)
                 else:
@@ -864,7 +898,7 @@ class AsyncRun(AsyncContext):
         if self._is_live and not self._is_mine():
             raise RunForked(self.id, str(self.info.owner))
         if self._is_lost:
-            raise LeaseLost(self.info.thread, RUN, self.id, self._fence, None)
+            raise LeaseLost(self.info.thread, RUN, self.id, self._fence, None, self._lost_as)
         if self._is_live:
             return
         if self._is_suspended:
@@ -903,7 +937,17 @@ class AsyncRun(AsyncContext):
         except (LeaseLost, EntryHeld) as error:
             if error.kind == WAIT:  # another process answered: the run is still ours
                 raise
-            raise self._lose(error) from None
+            raise await self._lose_and_tell(error) from None
+
+    async def _lose_and_tell(self, error: LeaseLost | EntryHeld) -> LeaseLost:
+        """Note that this run is lost, and return an error that says why if it was cancelled or parked."""
+        lost = self._lose(error)
+        with contextlib.suppress(OutliveError):
+            stored = await lease.find(self._engine, self._key, RUN, self.id)
+            if stored is not None and stored.status in (CANCELLED, PARKED):
+                self._lost_as = stored.status
+                return LeaseLost(lost.thread, RUN, self.id, self._fence, lost.current, stored.status)
+        return lost
 
     async def _commit(self, commit: Commit) -> Receipt:
         if not self._fence:
@@ -969,6 +1013,13 @@ def _is_suspension(error: BaseException | None, run: str) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_is_suspension(part, run) for part in error.exceptions)
     return isinstance(error, RunSuspended) and error.run == run
+
+
+def _budget_spent(error: BaseException) -> BudgetSpent | None:
+    """Return the BudgetSpent by which a block was left, also as a part of a group, as task groups raise it."""
+    if isinstance(error, ExceptionGroup):
+        return next(filter(None, map(_budget_spent, error.exceptions)), None)
+    return error if isinstance(error, BudgetSpent) else None
 
 
 def _text(error: BaseException | str) -> str:

@@ -159,7 +159,7 @@ class Start:
         self._is_attempt = info.status == RUNNING or info.waits is None or not info.waits.is_pause
         info.attempt += self._is_attempt
         info.failures += info.status == RUNNING  # nothing ended it: its process died or lost contact
-        info.waits = None
+        info.waits = info.error = None  # the error is that of an attempt, which keeps it
         return True
 
     def _is_held(self, stored: EntryRecord | None) -> bool:

@@ -42,6 +42,12 @@ class StepOptions:
         if checked.timeout_s is not None:
             check_timeout(checked.timeout_s)
         _check_retry_on(checked.retry_on)
+        if not callable(checked.on_unfinished):
+            check_policy(checked.on_unfinished)
+        if "on_unfinished" in options and not checked.effect:
+            raise BadArgument(
+                f"on_unfinished of step {name!r} needs effect=True: only then is it known that a step has begun"
+            )
         return checked
 
     def pause_s(self, failures: int) -> float:
@@ -51,6 +57,16 @@ class StepOptions:
 
 
 DEFAULTS = StepOptions()
+
+
+def check_policy(policy: object) -> None:
+    """Raise BadArgument unless this says what to do about an effect that had begun."""
+    is_value = isinstance(policy, tuple) and len(policy) == 2 and policy[0] == "value"
+    if not is_value and not (isinstance(policy, str) and policy in ("retry", "skip", "ask")):
+        raise BadArgument(
+            'on_unfinished must be "retry", "skip", "ask" or ("value", x), or a function that returns one of '
+            f"these, not {policy!r:.100}"
+        )
 
 
 def _check_retry_on(value: object) -> None:

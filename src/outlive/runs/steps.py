@@ -38,10 +38,18 @@ from outlive.errors import (
     well_formed,
 )
 from outlive.events import STEP_BEGIN, STEP_END
-from outlive.runs.effect_keys import EffectKey, current_key, effect_key, inside_effect, with_key
+from outlive.runs.budget import Budget
+from outlive.runs.effect_keys import (
+    EffectKey,
+    check_needs_no_key,
+    current_key,
+    effect_key,
+    inside_effect,
+    with_key,
+)
 from outlive.runs.lease import STEP, RunInfo
 from outlive.runs.progress import Progress
-from outlive.runs.step_options import DEFAULTS, StepOptions
+from outlive.runs.step_options import DEFAULTS, StepOptions, check_policy
 from outlive.runs.step_record import DONE, RAISED, STARTED, StepInfo
 from outlive.threads.engine import Engine
 
@@ -50,6 +58,20 @@ _INTERRUPTED = "interrupted"
 _PAGE = 500
 # The steps inside which this task or thread is: (id of the ledger, name, key).
 _around: ContextVar[tuple[tuple[int, str, str], ...]] = ContextVar("outlive_steps", default=())
+
+
+class _Limited:
+    """A call of a function that has a time limit."""
+
+    __slots__ = ("late", "ledger")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.late: tuple[str, str, str, float] | None = None  # once it is out of time: what StepTimeout tells
+
+
+# The calls with a time limit inside which this task or thread is, also when the time is up.
+_limited: ContextVar[tuple[_Limited, ...]] = ContextVar("outlive_limited_calls", default=())
 
 
 class Writer(Protocol):
@@ -67,6 +89,7 @@ class Writer(Protocol):
     @property
     def _rank(self) -> tuple[int, int]: ...
     def _check_live(self) -> None: ...
+    def _check_budget(self) -> None: ...
     def _tell(self, name: str, **details: Any) -> None: ...
     async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
 
@@ -81,6 +104,7 @@ class Ledger:
         self._order: dict[tuple[str, str], int] = {}  # the position in the order of beginning, from 1
         self._begun = 0
         self._in_flight: dict[tuple[str, str], None] = {}  # in the order in which they began
+        self._new: set[tuple[str, str]] = set()  # of those in flight, the ones that the budget has to count
         self._lock = run._engine.runtime.lock()  # steps may begin in many threads at once
 
     async def read(self, *, is_new: bool) -> None:
@@ -107,6 +131,7 @@ class Ledger:
         they begin, so a step needs a key while another with its name is running. If this process
         has lost or ended the run, the function is not called.
         """
+        self.check_in_time()
         self._run._check_live()
         options = options or DEFAULTS
         place = self._enter(name, options.key)
@@ -118,6 +143,7 @@ class Ledger:
             _around.reset(around)
             with self._lock:
                 del self._in_flight[place]
+                self._new.discard(place)
                 self._run.info.step = next(reversed(self._in_flight))[0] if self._in_flight else None
 
     # What waits of this run need
@@ -147,7 +173,8 @@ class Ledger:
         with self._lock:
             self._in_flight[place] = None
         try:
-            yield
+            with self._run._progress.pausing():
+                yield
         finally:
             with self._lock:
                 self._in_flight.pop(place, None)
@@ -188,14 +215,17 @@ class Ledger:
                 await self._write(known, DONE, value)
                 return value
         # 3. Call the function, if need be more than once.
+        self._run._check_budget()
         if known is None and self._run.info.budget is not None:
-            self._run.info.budget.check_step(self._run.id, len(self._steps))
+            self._count_new(place, self._run.info.budget)
+        if not options.effect:
+            check_needs_no_key(place[0], function, args, kwargs)
         call: Callable[[], Any] = functools.partial(function, *args, **kwargs)
         if options is DEFAULTS:
             return await self._call(self._begin(place, digest, known, None), call, options)
         key = effect_key(self._run.info.effect_seed, *place) if options.effect else None
         if key is not None:
-            call = functools.partial(function, *args, **with_key(function, kwargs, key))
+            call = functools.partial(function, *args, **with_key(function, args, kwargs, key))
         return await self._try(self._begin(place, digest, known, key), call, options)
 
     def _enter(self, name: str, key: str | None) -> tuple[str, str]:
@@ -223,11 +253,18 @@ class Ledger:
                 self._order[place] = self._begun
         return place
 
+    def _count_new(self, place: tuple[str, str], budget: Budget) -> None:
+        """Count a step towards the budget before it is called, as others may begin meanwhile. Raises BudgetSpent."""
+        with self._lock:
+            begun = sum(other not in self._steps for other in self._new)
+            budget.check_step(self._run.id, len(self._steps) + begun)
+            self._new.add(place)
+
     def _digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
         """Return a digest of the arguments; None if they cannot be stored, such as clients."""
         try:
-            packed = self._run._engine.codec.pack([list(args), dict(sorted(kwargs.items()))])
-        except Unencodable:
+            packed = self._run._engine.codec.pack(_ordered([list(args), kwargs]))
+        except (Unencodable, RecursionError):
             return None
         return hashlib.blake2b(packed, digest_size=8, person=b"outlive.step").digest()
 
@@ -256,7 +293,8 @@ class Ledger:
                     raise
             failures += 1
             runtime = self._run._engine.runtime
-            await runtime.sleep(options.pause_s(failures))
+            with self._run._progress.pausing():
+                await runtime.sleep(options.pause_s(failures))
             self._run._check_live()
             step = step.again(step.arguments, step.attempt, runtime.now(), step.effect_key)
 
@@ -286,10 +324,22 @@ class Ledger:
             if options.timeout_s is None:
                 value = call()
                 return await value if inspect.isawaitable(value) else value
-            is_done, value = await self._run._engine.runtime.call_within(options.timeout_s, call)
+            limited = _Limited(self)
+            token = _limited.set((*_limited.get(), limited))
+            try:
+                is_done, value = await self._run._engine.runtime.call_within(options.timeout_s, call)
+            finally:
+                _limited.reset(token)
         if not is_done:
-            raise StepTimeout(self._run.id, step.name, step.key, options.timeout_s)
+            limited.late = (self._run.id, step.name, step.key, options.timeout_s)
+            raise StepTimeout(*limited.late)
         return value
+
+    def check_in_time(self) -> None:
+        """Raise StepTimeout in what is left of a step that ran out of time: the run continues without it."""
+        for call in _limited.get():
+            if call.ledger is self and call.late is not None:
+                raise StepTimeout(*call.late)
 
     def effect_key(self) -> EffectKey:
         """Return the key of the effect that the caller is in. Raises NoEffect."""
@@ -306,17 +356,14 @@ class Ledger:
             policy = policy(step)
             if inspect.isawaitable(policy):
                 policy = await policy
+        check_policy(policy)
         if policy == "retry":
             return False, None
         if policy == "skip":
             return True, None
         if policy == "ask":
-            raise StepUnfinished(self._run.id, step.name, step.key)
-        if isinstance(policy, tuple) and len(policy) == 2 and policy[0] == "value":
-            return True, policy[1]
-        raise BadArgument(
-            f'on_unfinished must be or return "retry", "skip", "ask" or ("value", x), not {policy!r:.100}'
-        )
+            raise StepUnfinished(self._run.id, step.name, step.key, step.error)
+        return True, policy[1]
 
     async def _write(self, step: StepInfo, status: str, value: Any = None, error: str | None = None) -> None:
         """Store the outcome of a step. If that fails, the step is as it was."""
@@ -352,6 +399,18 @@ class Ledger:
         await run._write_entries(entry)
         step.status, step.value, step.error, step._ended = status, value, error, ended
         self._steps[place] = step
+
+
+def _ordered(value: Any) -> Any:
+    """Return an argument with the entries of its dicts in one order, since equal dicts are equal arguments."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind([_ordered(item) for item in value])
+    if kind is dict:
+        is_sortable = all(type(key) is str for key in value)
+        names = sorted(value) if is_sortable else sorted(value, key=repr)
+        return {name: _ordered(value[name]) for name in names}
+    return value
 
 
 async def read_steps(engine: Engine, key: ThreadKey, run_id: str, seed: bytes) -> list[tuple[int, StepInfo]]:

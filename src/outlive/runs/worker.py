@@ -41,7 +41,7 @@ from outlive.runs.store_clock import store_now
 from outlive.runs.tickets import Ticket
 from outlive.runs.timers import fire_due
 from outlive.runs.worker_record import WorkerRecord, remove_dead
-from outlive.runtime.runtime import Deadline, Hand
+from outlive.runtime.runtime import Deadline, Hand, warn_of_failure
 from outlive.threads.engine import Engine
 
 _LONGEST_S = 60.0  # between looks while the store cannot be reached
@@ -139,8 +139,8 @@ class AsyncWorker:
             self._heart.discard(self._record)
             terminator.discard(id(self))
             await self._engine.runtime.shielded(self._record.remove())
+            self._report()
             await watching.wait()
-        self._report()
 
     def stop(self) -> None:
         """Make `run()` return after the runs that it is working on. From any thread."""
@@ -181,6 +181,7 @@ class AsyncWorker:
     async def _loop(self) -> None:
         while not self._is_ending:
             self._bell = self._engine.runtime.bell()
+            self._report_ended()
             if self._is_ending:  # by stop(), which rang the bell before
                 break
             try:
@@ -229,10 +230,18 @@ class AsyncWorker:
         found = find_dead(self._engine, self._tenant, self._recovery.report.waiting)
         self._dead = [item async for item in found][::-1]
 
+    def _report_ended(self) -> None:
+        """Report the runs that have left their handlers, if there are any."""
+        if self._recovery.report._has_ended:
+            self._report()
+
     def _report(self) -> None:
-        report, self._recovery.report = self._recovery.report, Recovered()
+        report = self._recovery.take_report()
         if self._on_report is not None:
-            self._on_report(report)
+            try:
+                self._on_report(report)
+            except Exception as error:  # noqa: BLE001  # whatever it does wrong, the worker continues
+                warn_of_failure("on_report of a worker", error)
 
     def _pause_s(self) -> float:
         """Return how long to wait for the bell."""
@@ -344,6 +353,7 @@ class AsyncWorker:
             await self._record.store()
         while self._jobs:
             self._bell = self._engine.runtime.bell()
+            self._report_ended()
             left_s = _LONGEST_S if self._give_back_at is None else self._give_back_at - time.monotonic()
             if left_s <= 0:
                 await self._give_back()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
-from outlive.arguments import check_handlers
+from outlive.arguments import check_handlers, check_plain
 from outlive.runs.budget import Budget
 from outlive.runs.lease import RunInfo
 from outlive.runs.options import RunOptions, SubmitOptions
@@ -306,11 +306,12 @@ class Store(SyncContext):
         limits:        how many runs of an agent all workers of this store together work on: `{"planner": 2}`
         limit_tenant:  the same for all agents together
         grace_s:       after SIGTERM or `drain()`, how long it waits for its runs before it gives them back
-        on_report:     gets a report of what was done since the last one, every `interval_s`
+        on_report:     gets a report of what was done since the last one: when runs have left their handlers, and
+                       every `interval_s`
 
         The other options are those of `recover`. Workers should agree on limits: each keeps to its own.
         """
-        wrapped = {agent: _with_sync_run(handler) for agent, handler in check_handlers(handlers).items()}
+        wrapped = _with_sync_runs(handlers)
         return Worker(
             self._store.worker(
                 wrapped,
@@ -352,7 +353,7 @@ class Store(SyncContext):
         The report says what was resumed, what failed, what is alive elsewhere, and what was skipped and why.
         Ctrl-C or a cancelled task releases the runs that are being resumed.
         """
-        wrapped = {agent: _with_sync_run(handler) for agent, handler in check_handlers(handlers).items()}
+        wrapped = _with_sync_runs(handlers)
         return run_now(
             self._store.recover(
                 wrapped,
@@ -472,6 +473,11 @@ class Store(SyncContext):
         When a part fails, everything else is stored and released first; several errors are raised as one SeveralFailed.
         """
         run_now(self._store.close())
+
+
+def _with_sync_runs(handlers: Handlers) -> dict[Any, Callable[[AsyncRun], Any]]:
+    checked = check_plain(check_handlers(handlers))
+    return {agent: _with_sync_run(handler) for agent, handler in checked.items()}
 
 
 def _with_sync_run(handler: Callable[[Run], Any]) -> Callable[[AsyncRun], Any]:

@@ -73,6 +73,7 @@ class PostgresPlace(Place):
         self.db.execute(f"create schema {name}")
         for table in _KEYS:
             self.db.execute(f"create table {name}.{table} as select * from outlive.{table}")
+            self.db.execute(f"alter table {name}.{table} drop column if exists recent")  # it is generated
         return name
 
     def restore(self):
@@ -106,7 +107,9 @@ class PostgresPlace(Place):
             return table, way, row
         if way == "older":
             return self._put_back(rng, table, names)
-        column = rng.choice([name for name in names if name != _FOR_PEOPLE])
+        column = rng.choice(
+            [name for name in names if name not in (_FOR_PEOPLE, "recent")]
+        )  # it is generated
         value = None if way == "null" else changed(rng, way, row[column])
         if way == "swap":
             value = rng.choice(found)[1 + names.index(column)]
@@ -120,7 +123,7 @@ class PostgresPlace(Place):
         keys = " and ".join(f"o.{key} = n.{key}" for key in _KEYS[table])
         rows = self.db.execute(
             f"select n.ctid::text, o.* from {self.older}.{table} o join outlive.{table} n on {keys} "
-            f"where o is distinct from n order by {', '.join(f'o.{key}' for key in _KEYS[table])}"
+            f"where to_jsonb(o) is distinct from to_jsonb(n) - 'recent' order by {', '.join(f'o.{key}' for key in _KEYS[table])}"
         ).fetchall()
         if not rows:
             return None
@@ -132,7 +135,11 @@ class PostgresPlace(Place):
             f"insert into outlive.{table} overriding system value select * from {self.older}.{table} where {where}",
             known,
         )
-        return table, "older", dict(zip(names, values, strict=True))
+        return (
+            table,
+            "older",
+            dict(zip(names, values, strict=False)),
+        )  # without what is generated, the last one
 
 
 # SQLite -----------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ Item = dict[str, Any]
 def submit(
     call: Call, thread: str, not_before: str | None, run_id: str | None, backoff: str | None, **options: Any
 ) -> None:
-    """Store a run on a thread for workers; one with a handler for its agent claims it.
+    """Store a run on a thread for workers; one with a handler for its agent claims it. A new store is created.
 
     \b
     outlive submit trip-42 --agent planner --prompt '{"to": "Lisbon"}'
@@ -73,7 +73,7 @@ def submit(
     if backoff is not None:
         options["backoff_s"] = parse_duration("--backoff", backoff)
     due = None if not_before is None else _parse_moment("--not-before", not_before)
-    with call.open(writes=True) as store:
+    with call.open(writes=True, creates=True) as store:
         was_stored = run_id is not None and store.find_run(run_id, thread=thread) is not None
         run = store.submit(thread, not_before=due, **options)
         item = RunView.of(store, run).item()
@@ -195,14 +195,15 @@ def worker(
 
     with divert_output(call):
         loaded = load_handlers(handlers)
-        log.begin(loaded, options["concurrency"])
         if any(map(inspect.iscoroutinefunction, loaded.values())):
-            with call.open(writes=True):  # checks the store
-                pass
+            with call.open(writes=True, creates=True):  # checks the store
+                log.begin(loaded, options["concurrency"])
             asyncio.run(_work_async(call, loaded, options, log))
         else:
-            with call.open(writes=True, knows_types=True) as store:
-                store.worker(loaded, on_report=log.report, **options).run()
+            with call.open(writes=True, creates=True, knows_types=True) as store:
+                worker = store.worker(loaded, on_report=log.report, **options)
+                log.begin(loaded, options["concurrency"])
+                worker.run()
 
 
 async def _work_async(call: Call, handlers: Handlers, options: Any, log: _Log) -> None:

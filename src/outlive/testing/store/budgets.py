@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -65,6 +66,93 @@ class BudgetContract(Contract):
                 ]  # those that it has are returned
                 await run.step("s", lambda: pytest.fail("called"))
         assert run.status == "parked"
+
+    async def test_steps_in_flight_count(self, store: AsyncStore) -> None:
+        called: list[str] = []
+        run: Any = await store.run("t", run_id="r", budget=Budget(steps=2)).start()
+
+        def outer(depth: int) -> Any:
+            called.append(f"s{depth}")
+            return run.step(f"s{depth + 1}", outer, depth + 1)
+
+        with pytest.raises(BudgetSpent, match="2 of 2 steps"):
+            await run.step("s1", outer, 1)
+        assert called == ["s1", "s2"]
+        await run.complete()
+
+    async def test_a_run_whose_process_died_after_it_crossed_its_budget_is_parked(
+        self, store: AsyncStore
+    ) -> None:
+        run: Any = await store.run("t", run_id="r", agent="a", budget=Budget(cost_usd=1)).start()
+        assert await run.step("before", int) == 0
+        with pytest.raises(BudgetSpent):
+            await run.save({"n": 1}, usage={"cost_usd": 2})
+        with pytest.raises(BudgetSpent, match="2 of 1 cost_usd"):  # in the same process too
+            await run.step("after", lambda: pytest.fail("called"))
+        await run.release()
+        with pytest.raises(BudgetSpent):
+            await store.run("t", run_id="r").start()
+        info = await store.find_run("r")
+        assert info is not None
+        assert (info.status, info.attempt) == ("parked", 2)
+        assert info.error is not None and info.error.startswith("BudgetSpent: run 'r' has used 2 of 1")
+        run = await (await store.retry("r")).start()  # which may be to look, or to end it
+        assert await run.step("before", int) == 0
+        with pytest.raises(BudgetSpent):
+            await run.step("after", lambda: pytest.fail("called"))
+        await run.cancel()
+
+    async def test_a_child_of_a_run_without_budget_left_calls_no_step(self, store: AsyncStore) -> None:
+        top: Any = await store.run("t", run_id="top", budget=Budget(tokens=1)).start()
+        with pytest.raises(BudgetSpent):
+            await top.save({"n": 1}, usage={"tokens": 2})
+        child: Any = await store.run("t", run_id="child", parent="top").start()
+        with pytest.raises(BudgetSpent, match="'top'"):
+            await child.step("s", lambda: pytest.fail("called"))
+        await child.cancel()
+        await top.cancel()
+
+    async def test_a_run_that_leaves_its_block_with_a_group_of_errors_is_parked(
+        self, store: AsyncStore
+    ) -> None:
+        run: Any = store.run("t", run_id="r", budget=Budget(tokens=1), backoff_s=1)
+        with pytest.raises(ExceptionGroup):
+            async with run:
+                try:
+                    await run.save({"n": 1}, usage={"tokens": 2})
+                except BudgetSpent as spent:
+                    inner = ExceptionGroup("tasks", [ValueError("another"), spent])
+                    raise ExceptionGroup("tasks", [inner]) from None
+        info = await store.find_run("r")
+        assert info is not None
+        assert (info.status, info.failures) == ("parked", 0)
+        assert info.error is not None and info.error.startswith("BudgetSpent: run 'r' has used 2 of 1 tokens")
+
+    async def test_usage_that_cannot_be_counted_is_refused(self, store: AsyncStore) -> None:
+        run: Any = await store.run("t", run_id="r").start()
+        await run.save({"n": 1}, usage={"cost_usd": 0.5, "seconds": 1.5, "model": None})
+        wrong: list[Any] = [None, float("nan"), float("inf"), "n/a", -1, True, Decimal("NaN"), Decimal(-1)]
+        for name in ("cost_usd", "tokens", "input_tokens", "output_tokens"):
+            for value in wrong:
+                with pytest.raises(BadArgument, match=rf"usage\['{name}'\] must be .*; leave out"):
+                    await run.save({"n": 2}, usage={name: value})
+        for value in (float("nan"), float("-inf"), Decimal("Infinity")):
+            with pytest.raises(BadArgument, match=r"usage\['seconds'\] must be finite"):
+                await run.save({"n": 2}, usage={"seconds": value})
+        assert run.info.usage == {"cost_usd": 0.5, "seconds": 1.5, "model": None}
+        assert await run.load() == {"n": 1}
+        await run.complete()
+
+    async def test_decimals_are_added(self, store: AsyncStore) -> None:
+        run: Any = await store.run("t", run_id="r", budget=Budget(cost_usd=1)).start()
+        await run.save({"n": 1}, usage={"cost_usd": Decimal("0.1")})
+        await run.save({"n": 2}, usage={"cost_usd": Decimal("0.2")})
+        assert run.info.usage == {"cost_usd": Decimal("0.3")}
+        await run.save({"n": 3}, usage={"cost_usd": 0.5})
+        assert run.info.usage == {"cost_usd": 0.8}
+        with pytest.raises(BudgetSpent, match=r"1\.1 of 1 cost_usd"):
+            await run.save({"n": 4}, usage={"cost_usd": Decimal("0.3")})
+        await run.complete()
 
     async def test_what_children_use_counts_for_their_parents(self, store: AsyncStore) -> None:
         top: Any = store.run("t", run_id="top", budget=Budget(tokens=100))

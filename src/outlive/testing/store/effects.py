@@ -7,11 +7,11 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Union
 
 import pytest
 
-from outlive.errors import BadArgument, LeaseLost, NoEffect, StepTimeout
+from outlive.errors import BadArgument, LeaseLost, NoEffect, StepMismatch, StepTimeout, StepUnfinished
 from outlive.runs.effect_keys import EffectKey
 from outlive.runs.step_record import StepInfo
 from outlive.store import AsyncStore
@@ -20,6 +20,11 @@ from outlive.testing.patience import PATIENCE_S
 from outlive.testing.trial import AsyncDriver, Trial
 
 _QUICK: dict[str, Any] = {"backoff_s": 0.0}
+
+
+class _Service:
+    def pay(self, cents: int, key: EffectKey | None = None) -> str:
+        return f"{cents} {key}"
 
 
 class _Died(BaseException):
@@ -101,6 +106,68 @@ class EffectContract(Contract):
         assert len(set(keys)) == len(keys) == 12
         assert all(len(key) == 36 and key[14] == "8" for key in keys)
 
+    async def test_every_way_to_annotate_a_key_gets_it(self, store: AsyncStore) -> None:
+        def evaluated(annotation: Any) -> Callable[..., Any]:
+            def pay(cents: int, key: Any = None) -> str:
+                return f"{cents} {key}"
+
+            pay.__annotations__["key"] = annotation
+            return pay
+
+        run: Any = await store.run("t", run_id="r").start()
+        annotations = [
+            EffectKey, EffectKey | None, Union[EffectKey, str, None],  # noqa: UP007  # as older code writes it
+            Annotated[EffectKey, "x"], Annotated[EffectKey | None, 1],
+            "EffectKey", "outlive.EffectKey | None", "None | EffectKey", "Optional[EffectKey]",
+            "t.Annotated[EffectKey, list[int]]", "'EffectKey'", "typing.Union[str, EffectKey]",
+        ]  # fmt: skip
+        functions = [*map(evaluated, annotations), _Service().pay, functools.partial(_Service().pay)]
+        for n, pay in enumerate(functions):
+            step = run.step("pay", effect=True)
+            assert await step(pay)(n) == f"{n} {(await store.steps('r'))[-1].effect_key}"
+            with pytest.raises(BadArgument, match=r"'key' of step 'charge' .*effect=True"):
+                await run.step("charge", pay, n)
+            with pytest.raises(BadArgument, match="effect=True"):
+                await run.step("charge", retries=1)(pay)(n)
+            assert await run.step("own key", pay, n, "mine") == f"{n} mine"
+            assert await run.step("own key", effect=True)(pay)(n, "mine") == f"{n} mine"
+        for other in (
+            str,
+            str | None,
+            list[EffectKey],
+            "list[EffectKey]",
+            "NoEffectKey",
+            "Callable[[EffectKey], None]",
+        ):
+            assert await run.step("other", effect=True)(evaluated(other))(1) == "1 None"
+            assert await run.step("other", evaluated(other), 1) == "1 None"
+        await run.complete()
+
+    async def test_equal_dicts_are_equal_arguments(self, store: AsyncStore) -> None:
+        run: Any = await store.run("t", run_id="r").start()
+        assert await run.step("s", str, [{"a": {"x": 1, 2: (3, {"m": 1, "n": 2})}, "b": 2}]) is not None
+        await run.release()
+        run = await store.run("t", run_id="r").start()
+        reordered = [{"b": 2, "a": {2: (3, {"n": 2, "m": 1}), "x": 1}}]
+        assert await run.step("s", lambda value: pytest.fail("called"), reordered) is not None
+        await run.release()
+        run = await store.run("t", run_id="r").start()
+        with pytest.raises(StepMismatch):
+            await run.step("s", str, [{"a": {"x": 1, 2: (3, {"m": 2, "n": 1})}, "b": 2}])
+        await run.complete()
+
+    async def test_a_run_that_succeeds_after_a_failure_has_no_error(self, store: AsyncStore) -> None:
+        run: Any = await store.run("t", run_id="r", backoff_s=0.01).start()
+        await run.fail("no luck")
+        info = await store.find_run("r")
+        assert info is not None and (info.status, info.error) == ("waiting", "no luck")
+        run = await store.run("t", run_id="r").start()
+        assert run.info.error is None
+        await run.complete()
+        info = await store.find_run("r")
+        assert info is not None and (info.status, info.error) == ("completed", None)
+        assert [one.error for one in await store.attempts("r")] == ["no luck", None]
+
     async def test_a_step_is_retried_and_each_try_is_stored(self, store: AsyncStore) -> None:
         run: Any = await store.run("t", run_id="r").start()
         flaky = _Flaky(2)
@@ -146,6 +213,10 @@ class EffectContract(Contract):
         assert (steps["plain"].status, steps["effect"].status) == ("raised", "started")
         await run.release()
         run = await store.run("t", run_id="r").start()
+        with pytest.raises(StepUnfinished, match=r"did not finish \(StepTimeout: .*\), so its effect may"):
+            await run.step("effect", effect=True, on_unfinished="ask")(int)()
+        await run.release()
+        run = await store.run("t", run_id="r").start()
         policy: dict[str, Any] = {"effect": True, "on_unfinished": ("value", "it happened")}
         assert await run.step("effect", **policy)(int)() == "it happened"  # in doubt: the policy decides
         assert await run.step("plain", int) == 0
@@ -156,6 +227,9 @@ class EffectContract(Contract):
         for options in (
             {"retries": -1}, {"retries": True}, {"backoff_s": -1}, {"backoff_s": "1"}, {"timeout_s": 0},
             {"retry_on": "ValueError"}, {"retry_on": ()}, {"retry_on": KeyboardInterrupt}, {"tries": 1},
+            {"on_unfinished": "aks", "effect": True}, {"on_unfinished": None, "effect": True},
+            {"on_unfinished": ("value",), "effect": True}, {"on_unfinished": ["value", 1], "effect": True},
+            {"on_unfinished": "ask"}, {"on_unfinished": print}, {"on_unfinished": "retry", "effect": False},
         ):  # fmt: skip
             with pytest.raises(BadArgument, match=next(iter(options))):
                 await run.step("s", **options)(int)()
