@@ -503,6 +503,19 @@ class RunSuspended(BaseException):
         super().__init__(f"run {run!r} waits{what}: let this exception leave the block of the run")
 
 
+class ChildWaits(CallerError):
+    """A run that was started inside another one waits, so the outer one cannot have its result yet."""
+
+    def __init__(self, run: str, names: Iterable[str], outer: str) -> None:
+        self.run = run
+        self.names = tuple(names)
+        self.outer = outer
+        super().__init__(
+            f"run {run!r} waits for {', '.join(map(repr, self.names))}, and run {outer!r} around it cannot continue "
+            "without its result; retry the outer run when the inner one has ended, or give it backoff_s="
+        )
+
+
 class StepTimeout(CallerError, TimeoutError):
     """The function of a step did not return within its `timeout_s`."""
 

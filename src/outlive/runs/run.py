@@ -17,6 +17,7 @@ import datetime as dt
 import functools
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
@@ -35,6 +36,7 @@ from outlive.errors import (
     BudgetSpent,
     CallerError,
     CheckpointExists,
+    ChildWaits,
     DelayedSaveFailed,
     EntryHeld,
     LeaseLost,
@@ -80,6 +82,8 @@ from outlive.threads.thread import AsyncThread
 from outlive.values import CheckpointInfo, moment
 
 _TRIES = 20
+# The runs in whose blocks this task or thread is.
+_blocks: ContextVar[tuple[str, ...]] = ContextVar("outlive_blocks", default=())
 _ENDING_S = 5.0  # for the write that releases a run: its process is about to be killed
 
 
@@ -824,18 +828,32 @@ class AsyncRun(AsyncContext):
                 self._leave()
 
     async def __aenter__(self) -> Self:
-        return self if self._is_live else await self.start()
+        if not self._is_live:
+            await self.start()
+        _blocks.set((*_blocks.get(), self.id))
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        around = tuple(id for id in _blocks.get() if id != self.id)
+        _blocks.set(around)
         if not self._is_live or not self._is_mine():
-            return self._is_suspended and _is_suspension(error, self.id)
+            return self._is_suspended and _is_suspension(error, self.id) and self._is_outermost(around)
         try:
             await self._end_by(error)
         finally:
             self._leave()
         return False
+
+    def _is_outermost(self, around: Sequence[str]) -> bool:
+        """Return True if this run, which waits, is in the block of no other live run. Raises ChildWaits."""
+        outer = next((id for id in reversed(around) if self._heart.find(id) is not None), None)
+        if outer is not None:
+            raise ChildWaits(
+                self.id, () if self.info.waits is None else self.info.waits.names, outer
+            ) from None
+        return True
 
     async def _end_by(self, error: BaseException | None) -> None:
         """End the run as its block was left."""
