@@ -36,7 +36,7 @@ def test_a_run_that_is_known_to_be_lost_names_no_fence_of_nobody():
         run = store.run("t", run_id="r").start()
         store.cancel("r")
         for _ in range(2):  # told by the store, then known
-            with pytest.raises(outlive.LeaseLost, match="another process has taken it over") as error:
+            with pytest.raises(outlive.LeaseLost, match="it was cancelled") as error:
                 run.save(1)
             assert "None" not in str(error.value)
 
