@@ -54,7 +54,7 @@ def test_an_orderly_end_is_no_failed_attempt(store):
 
     for attempt in range(2, 8):
         report = store.recover({"a": interrupted_again})
-        assert [(one.id, one.attempt, one.failures) for one in report.resumed] == [("r", attempt, 0)]
+        assert [(info.id, info.attempt, info.failures) for info in report.left] == [("r", attempt, 0)]
     report = store.recover({"a": lambda run: "done"})
     assert [(one.status, one.result) for one in report.resumed] == [("completed", "done")]
 
