@@ -37,7 +37,7 @@ def bytes_in(folder: Path) -> int:
 
 
 class Race:
-    """Lanes that take turns, in an order drawn anew for each lap.
+    """Lanes that take turns, in an order drawn again for each lap.
 
     A fixed order would let one lane always run in the wake of the same other one, its dirty pages and caches.
     """

@@ -35,7 +35,7 @@ def save_all(place: Place, states: Iterable[State], thread_id: str = "talk") -> 
 
 
 def read_back(place: Place, ids: Sequence[str], states: Sequence[State], samples: int) -> None:
-    """Compare some checkpoints of a store opened anew, the last among them, with what was saved."""
+    """Compare some checkpoints of a store opened again, the last among them, with what was saved."""
     every = max(len(ids) // samples, 1)
     with open_store(place) as store:
         thread = store.thread("talk")
@@ -45,7 +45,7 @@ def read_back(place: Place, ids: Sequence[str], states: Sequence[State], samples
 
 
 def expect(place: Place, state: State, thread_id: str = "talk") -> None:
-    """Compare the newest state of a thread, in a store opened anew, with what was saved."""
+    """Compare the newest state of a thread, in a store opened again, with what was saved."""
     with open_store(place) as store:
         if store.thread(thread_id).load() != state:
             raise AssertionError(f"the newest state of {thread_id} came back as another state")

@@ -78,7 +78,7 @@ class SaveRace:
 
 
 class LoadRace:
-    """The newest state, of handles that are opened anew for every lap: cold at first, then warm."""
+    """The newest state, of handles that are opened again for every lap: cold at first, then warm."""
 
     def __init__(self, place: ours.Place, saver: Callable[[], AbstractContextManager[peer.Saver]]) -> None:
         self.cold, self.warm = Race(), Race()

@@ -1,7 +1,7 @@
 """Bytes of all files of a store after `close()`, with every checkpoint kept.
 
 The base of the ratio is the last state, packed once by ormsgpack and not compressed. A sample of
-checkpoints is read back by id from a store opened anew and compared with what was saved. The peer stores
+checkpoints is read back by id from a store opened again and compared with what was saved. The peer stores
 the same states.
 """
 

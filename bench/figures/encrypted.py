@@ -1,7 +1,7 @@
 """Saving and loading the same conversation with and without a key, on SQLite in one folder, both durable.
 
 The lanes take turns save by save in random order, and the median of the last saves counts: with `synchronous=FULL` and with `fsync="normal"`,
-where the disk does not hide what sealing costs. Then both stores are opened anew for every lap, and the newest state is loaded cold.
+where the disk does not hide what sealing costs. Then both stores are opened again for every lap, and the newest state is loaded cold.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The first page of a store with very many threads, and the newest records of a long thread's history.
 
 The threads are filled by concurrent async saves with `fsync="normal"`, which no figure times; then the
-store is opened anew with its defaults. The first call is shown, the median of the calls after it counts.
+store is opened again with its defaults. The first call is shown, the median of the calls after it counts.
 The peer has no listing of threads; its history (`list`) reads every state, and its file holds just as many
 checkpoints as are asked for.
 """

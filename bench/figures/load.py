@@ -1,6 +1,6 @@
 """Loading the newest state of a long conversation, cold and warm, against `get_tuple` of the same state.
 
-Cold: each side is opened anew for every lap and first asked for a thread that is not there, so that
+Cold: each side is opened again for every lap and first asked for a thread that is not there, so that
 connecting and setting up are outside the clock and the state itself has never been seen. Warm: the same
 handle asked again. The peer's file holds only the last few checkpoints.
 """

@@ -1,7 +1,7 @@
 """Bytes in PostgreSQL after a long conversation, with every checkpoint kept.
 
 `pg_total_relation_size` of all tables of the schema: rows, indexes and what was moved out of line. Each side has a
-database of its own on the same server. A sample of checkpoints is read back by id from a store opened anew, and
+database of its own on the same server. A sample of checkpoints is read back by id from a store opened again, and
 the newest of the peer's.
 """
 

@@ -1,6 +1,6 @@
 """Loading the newest state of a long conversation from PostgreSQL, cold and warm, against `get_tuple` of the same state.
 
-Measured as on SQLite: each side connects anew for every lap and is first asked for a thread that is not there, so
+Measured as on SQLite: each side connects again for every lap and is first asked for a thread that is not there, so
 that the state itself is all that is new to it. The peer's tables hold only the last few checkpoints.
 """
 

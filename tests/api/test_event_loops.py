@@ -1,4 +1,4 @@
-"""An async store works in one event loop at a time: at once in two it says so, one after the other it goes on."""
+"""An async store works in one event loop at a time: at once in two it says so, one after the other it works."""
 
 import asyncio
 import contextlib
@@ -167,7 +167,7 @@ def test_a_loop_that_stands_still_with_calls_under_way_keeps_the_store(tmp_path)
 
 
 def test_timers_and_locks_go_along_into_the_next_loop(tmp_path):
-    """A pair goes on to carry over what is queued, a lease is renewed, and a lock that was contended can be so again."""
+    """A pair continues to transfer what is queued, a lease is renewed, and a lock that was contended can be so again."""
     one, two = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two"))
     store = asyncio.run(opened(one, replication=outlive.Replication(two, mode="async")))
 

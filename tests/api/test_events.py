@@ -1,4 +1,4 @@
-"""What a store tells whoever watches it."""
+"""What a store tells its watchers."""
 
 from __future__ import annotations
 

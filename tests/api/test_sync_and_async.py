@@ -306,7 +306,7 @@ def test_the_core_does_not_import_the_tests_tools():
             assert not tops & {"pytest", "hypothesis", "pickle", "marshal"}, path.name
 
 
-# What is said to whoever mixes the two ----------------------------------------------------------------------
+# What is said to callers who mix the two ----------------------------------------------------------------------
 
 
 async def entered(manager):

@@ -190,7 +190,7 @@ def test_the_fields_on_disk_are_all_the_fields_there_are() -> None:
 def test_it_does_what_the_memory_backend_does_whatever_happens(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tuned: Callable[..., None]
 ) -> None:
-    """Random commits to both, through two backends that take turns, with logs that are soon written anew."""
+    """Random commits to both, through two backends that take turns, with logs that are soon rewritten."""
     for module in (batch_module, memory_module):
         monkeypatch.setattr(module, "new_generation", lambda: 7)
         monkeypatch.setattr(module, "clock", lambda: Clock(5000, 1000, "boot"))

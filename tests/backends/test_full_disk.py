@@ -1,4 +1,4 @@
-"""A disk that is full, broken or not ours: a typed error, nothing acknowledged lost, and it goes on."""
+"""A disk that is full, broken or not ours: a typed error, nothing acknowledged lost, and it continues."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_delayed_saves_that_found_no_room_are_named_and_leave_no_trace(backend, 
 
 
 def save_beside_strace(report, backend, folder):
-    """Save while strace makes system calls fail; `folder/fail` and `folder/mend` tell when."""
+    """Save while strace makes system calls fail; `folder/fail` and `folder/fix` tell when."""
     url, saved = url_of(backend, folder), {}
     with outlive.open(url) as store:
         thread = store.thread("t")
@@ -298,7 +298,7 @@ def save_beside_strace(report, backend, folder):
         wait_for(folder / "fail")
         error = save_until_refused(thread, saved, 60)
         report("refused", type(error).__name__, str(error))
-        wait_for(folder / "mend")
+        wait_for(folder / "fix")
         check(store, saved)
         step = max(saved) + 1
         saved[step] = thread.save(noise(step), step=step).id
@@ -338,7 +338,7 @@ def test_a_disk_that_fails_is_a_typed_error_and_loses_nothing_acknowledged(fault
                 said = worker.receive()
             finally:
                 strace.terminate()
-        (folder / "mend").touch()
+        (folder / "fix").touch()
         worker.finish()
     assert said is not None, "nothing failed"
     assert said[:2] == ("refused", "StoreFull" if "ENOSPC" in fault else "StoreUnavailable")

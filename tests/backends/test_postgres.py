@@ -334,7 +334,7 @@ def test_a_restart_in_the_middle_loses_nothing_and_shows_nobody_an_error(how, io
 
 def wait_for_more(done, saving, count=15):
     enough = len(done) + count
-    eventually(lambda: len(done) >= enough or saving.done(), "saves do not go on")
+    eventually(lambda: len(done) >= enough or saving.done(), "saves do not continue")
     assert not saving.done(), saving.result()
 
 

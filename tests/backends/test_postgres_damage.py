@@ -1,4 +1,4 @@
-"""PostgreSQL: a row that is gone, or is an older copy of itself, is noticed by whoever reads it, and by `verify`."""
+"""PostgreSQL: a row that is gone, or is an older copy of itself, is noticed by its readers, and by `verify`."""
 
 import psycopg
 import pytest

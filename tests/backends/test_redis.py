@@ -355,7 +355,7 @@ class Saver(threading.Thread):
 
     def wait_for_more(self):
         enough = len(self.acknowledged) + 20
-        eventually(lambda: len(self.acknowledged) >= enough or not self.is_alive(), "saves do not go on")
+        eventually(lambda: len(self.acknowledged) >= enough or not self.is_alive(), "saves do not continue")
 
     def lost(self, url):
         """Return what was acknowledged and is not there."""
@@ -378,7 +378,7 @@ def test_a_server_that_dies_and_comes_back_loses_nothing_and_fails_nobody():
 
 
 def test_a_save_after_the_server_lost_commits_refers_to_nothing_that_is_gone(io_mode):
-    """A primary that comes back with an old snapshot, or a replica that lagged: the process goes on with its base."""
+    """A primary that comes back with an old snapshot, or a replica that lagged: the process continues with its base."""
     messages = [random.Random(number).randbytes(500).hex() for number in range(60)]
     with ValkeyServer(ram=True) as server, opened(server.url, io_mode) as (run, store):
         thread, other = store.thread("t"), store.thread("t", namespace="sub")

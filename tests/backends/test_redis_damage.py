@@ -445,7 +445,7 @@ def test_a_loss_that_nothing_can_name_is_told_until_it_is_accepted(server, url):
         assert listed(store) == sorted([named, OTHER])
         digest = ThreadKey.of("", unnamed).digest.hex()
         assert not store.verify().ok
-        assert digest in str(store.verify().problems)  # whoever knows the id may still delete it
+        assert digest in str(store.verify().problems)  # a caller who knows the id may still delete it
         server.call("UNLINK", *keys_of(unnamed)[:6])
         server.call("HDEL", f"{bucket}:roster", digest)
         store.verify()  # which clears the lines of its runs

@@ -1,4 +1,4 @@
-"""What the command line says when something is in the way: one line, what mends it, and the right exit code."""
+"""What the command line says when something is in the way: one line, what fixes it, and the right exit code."""
 
 from __future__ import annotations
 

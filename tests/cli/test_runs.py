@@ -226,7 +226,7 @@ def test_what_recovery_could_not_do_is_a_finding(cli, store):
 
 
 @pytest.mark.parametrize(
-    "said, mend",
+    "handlers, advice",
     [
         ("handlers", "--handlers takes MODULE:NAME"),
         ("nowhere:X", "cannot import the module 'nowhere'"),
@@ -234,10 +234,10 @@ def test_what_recovery_could_not_do_is_a_finding(cli, store):
         ("handlers:NUMBER", "is neither a function nor a dict"),
     ],
 )
-def test_wrong_handlers_are_explained(cli, said, mend):
-    ended = cli("recover", "--handlers", said)
+def test_wrong_handlers_are_explained(cli, handlers, advice):
+    ended = cli("recover", "--handlers", handlers)
     assert ended.code == 2
-    assert mend in ended.err
+    assert advice in ended.err
     assert len(ended.err.splitlines()) == 1
 
 

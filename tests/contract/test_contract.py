@@ -129,7 +129,7 @@ def test_a_fixture_that_gives_something_else_is_told_what_it_should_give():
         RecordsContract().test_reading_creates_nothing("sqlite:///x.db", "sync")
 
 
-# The contract is worth something: whoever breaks a rule is found ------------------------------------------
+# The contract is worth something: a backend that breaks a rule is found ------------------------------------------
 
 
 class ChecksFirst(MemoryBackend):
@@ -335,7 +335,7 @@ def test_an_async_call_ends_with_its_deadline(local):
                 await thread.save({"n": 2}, timeout_s=1.5)
             with pytest.raises(StoreBusy):
                 await thread.load(timeout_s=0.02)
-        saved = await thread.save({"n": 2}, id=unknown.value.checkpoint)  # stored once, whoever was faster
+        saved = await thread.save({"n": 2}, id=unknown.value.checkpoint)  # stored once, by either attempt
         assert (saved.seq, await thread.load()) == (2, {"n": 2})
         await store.close()
 

@@ -413,7 +413,7 @@ def test_a_save_that_was_refused_as_busy_is_never_stored_later(backend, server, 
 
 
 def fail_and_go_on(report, url, turns):
-    """Delayed saves that fail while the caller goes on saving."""
+    """Delayed saves that fail while the caller continues to save."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     failures, step = 0, 0

@@ -1,4 +1,4 @@
-"""A process that forks with a store open, as gunicorn --preload does: parent and children go on saving."""
+"""A process that forks with a store open, as gunicorn --preload does: parent and children continue to save."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def join(*pids: int) -> None:
 
 
 def save_some(store: outlive.Store, who: str, saves: int = 5, first: int | None = None) -> None:
-    """Go on with one's own thread, and with one that all share."""
+    """Continue one's own thread, and one that all share."""
     own, shared = store.thread(who), store.thread("shared")
     if first is None:
         first = (own.load() or {"step": 0})["step"] + 1
@@ -102,7 +102,7 @@ def check(url: str, expected: dict[str, int]) -> None:
         assert store.verify().problems == ()
 
 
-# Fork and go on -----------------------------------------------------------------------------------------
+# Fork and continue -----------------------------------------------------------------------------------------
 
 
 def preload(report, url):
@@ -313,7 +313,7 @@ def test_delayed_saves_of_the_parent_are_stored_once_by_the_parent(durability, b
 
 
 def orphan(report, url):
-    """A child goes on with a thread whose newest saves its parent has queued and will never store."""
+    """A child continues a thread whose newest saves its parent has queued and will never store."""
     store = outlive.open(url, durability="async")
     store.thread("t").save(state("t", 1), step=1, durability="sync")
     for step in range(2, 60):

@@ -157,7 +157,7 @@ def test_compare_and_set_has_one_winner_per_head_and_loses_no_update(backend, se
 
 
 def save_until(report, url, name, stop):
-    """Go on with one's own part of a shared thread; remember and check what was saved last."""
+    """Continue one's own part of a shared thread; remember and check what was saved last."""
     with outlive.open(url) as store:
         thread, step = store.thread(name), 0
         while (

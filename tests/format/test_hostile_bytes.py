@@ -381,7 +381,7 @@ CHILD = textwrap.dedent(
     peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def deep(code, total):
-        "Extensions in extensions, without building each level anew."
+        "Extensions in extensions, without building each level again."
         out, left = bytearray(), total
         while left > 16:
             left -= 7

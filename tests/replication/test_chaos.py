@@ -209,7 +209,7 @@ class Chaos:
             with contextlib.suppress(outlive.StoreError):
                 await self.rng.choice(stores).failback()
             found = [(await store.replication_status()).active for store in stores]
-            # All of this is one process: on a busy machine nobody would get an answer in time, if they all went on like that.
+            # All of this is one process: on a busy machine nobody would get an answer in time, if they all continued like that.
             self.pause_s = min(1.0, self.pause_s * 1.3)
             return found == ["primary"] * len(stores)
 

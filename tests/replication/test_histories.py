@@ -46,7 +46,7 @@ PAIRS = [("redis", "redis"), ("redis", "postgresql"), ("postgresql", "redis")]
 
 
 class Log:
-    """One line for every beginning and end of an operation, in the file before the operation goes on."""
+    """One line for every beginning and end of an operation, in the file before the operation continues."""
 
     def __init__(self, path):
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -48,7 +48,7 @@ def acting_at(store, number, act):
     stores.both = tuple(EventSink(backend, calls, moments, act) for backend in both)
     yield
     stores.both = both
-    moments.clear()  # what goes on in the background may still have these
+    moments.clear()  # what happens in the background may still have these
 
 
 def prepare(store, action):

@@ -1,4 +1,4 @@
-"""Opening a pair: wrong options are refused with the sentence that mends them, and so are stores that do not belong together."""
+"""Opening a pair: wrong options are refused with the sentence that says how to fix them, and so are stores that do not belong together."""
 
 import subprocess
 import sys
@@ -272,7 +272,7 @@ def test_replication_can_be_switched_off_while_the_other_store_is_down(
 
 
 def test_an_active_secondary_that_lost_all_it_had_is_not_passed_over_in_silence(valkey_server, tmp_path):
-    """The primary has what there was before the failover: to go on with that is for somebody to decide."""
+    """The primary has what there was before the failover: whether to continue with that is for a person to decide."""
     pair = {
         "primary": f"sqlite:///{tmp_path}/a.db",
         "secondary": valkey_server.url,

@@ -22,7 +22,7 @@ MODES = {
 
 
 def branch(world, id="other"):
-    """Another client goes on from the same checkpoint, if it can."""
+    """Another client continues from the same checkpoint, if it can."""
     with contextlib.suppress(outlive.HeadMoved):
         world.other.store.thread("t").save({"by": "other"}, id=id, expect="a")
         world.acknowledged.add(id)
@@ -257,7 +257,7 @@ def test_the_retry_of_a_stored_save_is_answered_in_every_epoch_also_after_a_bran
 
 @pytest.mark.parametrize("mode", ["queue", "async"])
 def test_what_came_back_as_a_branch_is_stored_for_whoever_asks_again(mode):
-    """Acknowledged and queued in the primary alone; the secondary went on without it."""
+    """Acknowledged and queued in the primary alone; the secondary continued without it."""
     world = World(mode, 0)
     world.settle()
     world.client.links[1].mode = "refuse"

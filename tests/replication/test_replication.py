@@ -441,14 +441,14 @@ def test_what_an_async_primary_had_queued_when_it_was_left_comes_back_as_a_branc
         await store.promote()
         status = await store.replication_status()
         assert (status.unreachable, status.primary_healthy) == (1, False)
-        await store.thread("t").save("went on from the base", id="went on")
+        await store.thread("t").save("continued from the base", id="continued")
         rig.heal()
         switched = await store.failback()
         assert switched.branched == ("t",)
         for which in (0, 1):
             alone = await rig.alone(which)
-            assert await alone.thread("t").load() == "went on from the base"
-            assert {one.id for one in await alone.thread("t").tips()} == {"went on", "left"}
+            assert await alone.thread("t").load() == "continued from the base"
+            assert {one.id for one in await alone.thread("t").tips()} == {"continued", "left"}
             assert await alone.thread("t").load("left") == "only the primary has it"
 
     run(rig, scenario)

@@ -1,6 +1,6 @@
 """A network that fails on demand: a TCP proxy in front of a server, whose behaviour a test switches at run time.
 
-It runs in a thread of its own, so that sync and async tests use it alike, and goes on while a test waits for an answer.
+It runs in a thread of its own, so that sync and async tests use it alike, and continues while a test waits for an answer.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class FaultProxy:
     - "blackhole": accept connections, swallow what is sent in both directions, say nothing, not even that an end is gone.
     - "lose_replies": requests arrive and are carried out; their replies do not come.
     - "reset": end all connections, and new ones at once, by RST.
-    - "refuse": do not listen. Connections that are open go on: see `drop_connections`.
+    - "refuse": do not listen. Connections that are open continue: see `drop_connections`.
     - "slow": forward with a delay, as set by `slow`.
 
-    A connection that has lost bytes is reset when the mode changes: no protocol could go on with it.
+    A connection that has lost bytes is reset when the mode changes: no protocol could continue with it.
 
     Counted since the start: `connections` accepted, `request_bytes` and `reply_bytes` seen, `replies_lost` by
     `lose_reply`, `cuts` made by `cut`, and `round_trips`: how often a client has begun to speak, that is, sent

@@ -49,7 +49,7 @@ def test_after_a_question_without_an_answer_the_next_worker_gets_its_own(server,
         monkeypatch.undo()
         assert channel.is_closed
         assert server.spawn(say, "new").finish() == [("new",)], "not the answer that came late"
-        eventually(lambda: not is_running(pid), "the workers of a server that was given up go on")
+        eventually(lambda: not is_running(pid), "the workers of a server that was given up still run")
         worker.kill()  # which is gone: nobody else is killed in its place
         with pytest.raises(WorkerFailed, match="was closed"):
             channel.ask("reap", pid)

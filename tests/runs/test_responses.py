@@ -365,7 +365,7 @@ TURNS = 4
 
 
 def check_after_death(url, said):
-    """Each model is where it was acknowledged to be, or one update further; and a successor goes on from there."""
+    """Each model is where it was acknowledged to be, or one update further; and a successor continues from there."""
     done = {model: turn for what, model, turn in (m for m in said if m[0] == "done")}
     begun = {model: turn for what, model, turn in (m for m in said if m[0] == "begin")}
 

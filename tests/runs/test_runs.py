@@ -1,4 +1,4 @@
-"""Runs: who owns one, what is not done again, and who goes on when a process dies. On every backend, sync and async."""
+"""Runs: who owns one, what is not done again, and who continues when a process dies. On every backend, sync and async."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_plain_block_ends_without_an_error_and_says_what_it_waits_for(store):
         with store.run("t", run_id="r") as run:
             run.save({"n": 1})
             approve(run)
-            raise AssertionError("it goes on without an answer")
+            raise AssertionError("it continues without an answer")
         assert (run.status, run.info.waits.names, run.is_finished) == (status, ("ok?",), False)
     store.answer("r", "ok?", True)
     with store.run("t", run_id="r") as run:

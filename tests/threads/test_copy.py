@@ -200,7 +200,7 @@ def test_what_was_deleted_from_a_pair_comes_back_from_a_backup_into_both(mode, t
             assert 0 < len(ids(store)) < len(expected[0])
             backup.copy_to(store)
             backup.copy_to(store)
-        place = lambda step: (*step[:3], *step[4:])  # noqa: E731  # all but the seq, which goes on behind the deletion
+        place = lambda step: (*step[:3], *step[4:])  # noqa: E731  # all but the seq, which continues after the deletion
         assert [place(step) for step in contents(store, "a")[0]] == [place(step) for step in expected[0]]
         assert runs(store, "a") == of_run
         store.promote()

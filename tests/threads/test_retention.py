@@ -275,7 +275,7 @@ def test_a_framework_s_question_by_a_write_is_told_from_others():
     records = run_now(engine.records(key))
     assert run_now(open_interrupts(engine, key, records)) == set()
     store.thread("t").write("task", [("__interrupt__", 1)], checkpoint=line[0])
-    assert run_now(open_interrupts(engine, key, records)) == set()  # somebody went on from there
+    assert run_now(open_interrupts(engine, key, records)) == set()  # another save continued from there
     store.thread("t").write("task", [("__interrupt__", 1)], checkpoint=line[2])
     assert run_now(open_interrupts(engine, key, records)) == {("", line[2])}
     assert WriteRecord("", "c", "t", -3, "__interrupt__", "", b"").index < 0

@@ -1,7 +1,7 @@
 """Many threads, event loops and processes with one saver.
 
 The order that is guaranteed: of two calls that write to one thread through one saver, the one that began first is stored first.
-So whoever sees a checkpoint sees the writes whose storing began before its own.
+So a reader who sees a checkpoint sees the writes whose storing began before its own.
 """
 
 import asyncio
@@ -322,7 +322,7 @@ def guarded(url):
 
 
 def meeting_graph(driver, meet):
-    """A graph in whose node two runs meet before either goes on."""
+    """A graph in whose node two runs meet before either continues."""
 
     def node(state):
         meet.wait()
@@ -378,7 +378,7 @@ def test_refuse_stale_lets_everything_else_through(guarded, loop, is_async):
     driver.invoke(graph, None, old.config)  # replay
     driver.invoke(graph, Command(resume="otherwise"), thread())
     driver.update(graph, old.config, {"log": ["an old one updated"]})
-    driver.invoke(graph, {"log": ["goes on"]}, thread())
+    driver.invoke(graph, {"log": ["continues"]}, thread())
     driver.invoke(graph, Command(resume="ok"), thread())
     for old in driver.history(graph, thread()):
         forked = driver.update(graph, old.config, {"log": ["forked"]}, as_node="a")

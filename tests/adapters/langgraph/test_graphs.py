@@ -294,7 +294,7 @@ def an_old_checkpoint_is_forked(driver):
     yield driver.invoke(graph, None, forked)
     yield driver.seen(graph, thread())
     yield shown(driver.state(graph, old.config))
-    yield driver.invoke(graph, {"log": ["goes on from the fork"]}, thread())
+    yield driver.invoke(graph, {"log": ["continues from the fork"]}, thread())
     yield [shown(found) for found in driver.history(graph, thread(), before=old.config)]
     yield [shown(found) for found in driver.history(graph, thread(), limit=3)]
     yield [shown(found) for found in driver.history(graph, thread(), filter={"source": "update"})]
@@ -563,7 +563,7 @@ def test_deltas_stay_whole_when_runs_are_deleted(saver, frequency):
         (one.metadata["run_id"], one.values) for one in expected
     ]
     for driver, graph in zip((ours, twin), graphs, strict=True):
-        driver.invoke(graph, {"log": ["goes on"]}, thread())
+        driver.invoke(graph, {"log": ["continues"]}, thread())
     assert ours.state(graphs[0], thread()).values == twin.state(graphs[1], thread()).values
 
 

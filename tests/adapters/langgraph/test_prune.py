@@ -162,7 +162,7 @@ def test_writes_of_deleted_checkpoints_go_with_them(both):
     both.put_writes(at(id="002"), [("w", "new")], "task")
     both.prune(["t"])
     assert both.get_tuple(at()).pending_writes == [("task", "w", "new")]
-    put(both, "001")  # put anew, it does not find the old ones
+    put(both, "001")  # put again, it does not find the old ones
     assert both.get_tuple(at(id="001")).pending_writes == []
 
 

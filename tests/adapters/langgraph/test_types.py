@@ -240,7 +240,7 @@ def test_a_class_that_has_changed_takes_what_was_stored_or_says_what_to_do(tmp_p
     with OutliveSaver(url, types=[make(days=1, city="", more=7)]) as saver:
         assert saver.get_tuple(at()).checkpoint["channel_values"]["a"].more == 7
     with OutliveSaver(url, types=[Less := make(days=1)]) as saver:
-        if issubclass(Less, BaseModel):  # it lets go of what it does not know
+        if issubclass(Less, BaseModel):  # it drops what it does not know
             assert saver.get_tuple(at()).checkpoint["channel_values"]["a"].days == 3
         else:
             with pytest.raises(outlive.errors.TypeChanged, match=r"no field 'city'.*upgrade"):

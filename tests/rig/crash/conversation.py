@@ -33,7 +33,7 @@ def state(thread: str, step: int) -> dict[str, Any]:
 
 
 def script(thread: str, step: int, seed: object) -> Iterator[Doing]:
-    """Go on with a conversation for ever: save each step, sometimes leave a write, sometimes prune."""
+    """Continue a conversation without end: save each step, sometimes leave a write, sometimes prune."""
     rng = random.Random(f"{thread}/{seed}")
     while True:
         step += 1

@@ -281,7 +281,7 @@ class _Forks:
             self._control.close()
             _work(work, args, fd)
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # as the child does: whoever comes first
+            os.setpgid(pid, pid)  # as the child does: the first of the two counts
         os.close(fd)
         self._status[pid] = None
         return pid

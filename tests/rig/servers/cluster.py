@@ -136,7 +136,7 @@ class ClusterServers:
         wait_until(lambda: self._has_left(slot, old), timeout_s, f"nobody took over slot {slot}")
 
     def move_slot(self, slot: int, to: ValkeyServer) -> None:
-        """Move a slot with its keys to another master, while clients go on reading and writing."""
+        """Move a slot with its keys to another master, while clients continue to read and write."""
         with self.moving(slot, to):
             pass
 

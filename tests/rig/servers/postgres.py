@@ -92,7 +92,7 @@ class PostgresServer(Server):
         return self._url(name)
 
     def drop(self, name: str) -> None:
-        """Remove a database, whoever is connected to it."""
+        """Remove a database, even while clients are connected to it."""
         self._execute(f'drop database if exists "{name}" with (force)')
 
     def _url(self, database: str) -> str:
