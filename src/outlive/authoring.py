@@ -9,12 +9,11 @@ servers    `Attempts` repeats a call until its deadline, `AbandonedCommits` reme
 opening    `BackendFactory`, `local_factory` and `register_scheme`
 """
 
+from outlive.backend.clock import Clock, clock, has_lapsed, lease_facts
 from outlive.backend.entries import KINDS, RUN, check_kinds
 from outlive.backends.local.memory import Table
 from outlive.backends.local.protocol import Local
-from outlive.backends.rules.clock import Clock, clock, has_lapsed, lease_facts, new_generation
-from outlive.backends.rules.decide import decide
-from outlive.backends.rules.expectations import check_found
+from outlive.backends.rules.decide import check_found, decide
 from outlive.backends.rules.snapshot import Snapshot, Wanted, done_before
 from outlive.backends.rules.view import Counters, Effect, View, fitting, write_order
 from outlive.backends.server.attempts import AbandonedCommits, AttemptFailed, Attempts
@@ -49,7 +48,6 @@ __all__ = [
     "hide_secrets",
     "lease_facts",
     "local_factory",
-    "new_generation",
     "register_scheme",
     "take_options",
     "write_order",

@@ -12,7 +12,6 @@ from outlive.arguments import (
     check_agent,
     check_attributes,
     check_count,
-    check_durability,
     check_filter,
     check_flag,
     check_handlers,
@@ -118,6 +117,7 @@ class AsyncStore(AsyncContext):
         self._pair = pair
         self._settings = settings
         self._opener = opener
+        self._durability = settings.durability
         self._queues: dict[bytes, Delayed] = {}
         self._delayed_bases = Cache(engine.cache.limit_bytes)
         self._is_closed = False
@@ -911,11 +911,6 @@ class AsyncStore(AsyncContext):
         if timeout_s is None:
             return self._settings.timeout_s
         return check_timeout(timeout_s)
-
-    def _is_delayed(self, durability: str | None) -> bool:
-        """Tell whether a save need not wait for the store."""
-        chosen = self._settings.durability if durability is None else check_durability(durability)
-        return chosen == "async"
 
     def _delayed(self, key: ThreadKey) -> Delayed:
         """Return the queue of a thread's delayed saves."""

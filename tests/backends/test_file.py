@@ -38,6 +38,7 @@ from outlive.backend import (
     ThreadQuery,
     WriteRecord,
 )
+from outlive.backend.clock import Clock
 from outlive.backends.file import effects as effects_module
 from outlive.backends.file import group_writer as batch_module
 from outlive.backends.file.backend import FileBackend
@@ -47,7 +48,7 @@ from outlive.backends.file.log import START, Log
 from outlive.backends.local import memory as memory_module
 from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.local.sync_local import SyncLocal
-from outlive.backends.rules.clock import Clock
+from outlive.backends.rules import decide as decide_module
 from outlive.backends.rules.view import Counters, Effect
 from outlive.errors import (
     BadArgument,
@@ -192,8 +193,8 @@ def test_it_does_what_the_memory_backend_does_whatever_happens(
 ) -> None:
     """Random commits to both, through two backends that take turns, with logs that are soon rewritten."""
     for module in (batch_module, memory_module):
-        monkeypatch.setattr(module, "new_generation", lambda: 7)
         monkeypatch.setattr(module, "clock", lambda: Clock(5000, 1000, "boot"))
+    monkeypatch.setattr(decide_module, "new_generation", lambda: 7)
     tuned(file_cached_tables=1, file_waste_bytes=1000)
     for number in range(ROUNDS):
         seed = f"{SEED} {number}"

@@ -12,7 +12,7 @@ from outlive.backend import WALL, Commit, EntryQuery, EntryRecord, Receipt, Thre
 from outlive.backends.file.backend import FileBackend
 from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.local.protocol import Local
-from outlive.backends.rules import clock as clock_module
+from outlive.backend import clock as clock_module
 from outlive.backends.sqlite.backend import SQLiteBackend
 from outlive.errors import EntryHeld
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import outlive
-from outlive.backends.rules.clock import clock
+from outlive.backend.clock import clock
 from outlive.runs.owner import Owner
 
 SOURCE = str(Path(outlive.__file__).parent.parent)

@@ -86,10 +86,6 @@ class SplitState:
     size: int
     leaves: dict[int, Part] = field(default_factory=dict)
 
-    def weight(self) -> int:
-        """Return about how much memory this holds."""
-        return sum([part.size + 40 * len(part.ends) + 200 for part in self.parts])
-
 
 def split(codec: Codec, value: Any, old: SplitState | None = None) -> SplitState:
     """Split `value`, and share equal parts with `old`.

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outlive.backend import ABSENT, NEXT, WALL, EntryCursor, EntryQuery, EntryRecord, ThreadKey
+from outlive.backend.clock import boot_id, lease_clock_us
 from outlive.backend.entries import LOCK as LOCK
 from outlive.backend.entries import RUN as RUN
 from outlive.backend.entries import STEP as STEP
@@ -38,7 +39,6 @@ from outlive.runs import attempts
 from outlive.runs.budget import Budget
 from outlive.runs.owner import Owner
 from outlive.runs.waiting import Waiting
-from outlive.runtime.lease_clock import boot_id, lease_clock_us
 from outlive.threads.engine import Engine
 from outlive.values import moment
 

@@ -27,7 +27,6 @@ from outlive.backend import (
     WriteRecord,
     all_records,
 )
-from outlive.backend import commit as commit_to
 from outlive.errors import (
     BadArgument,
     CheckpointExists,
@@ -91,6 +90,10 @@ class Prepared:
     base: Base | None = None
     written: Written = NOTHING
 
+    def fits(self, stale: StaleBase) -> bool:
+        """Tell whether the present generation of the thread still has all chunks that this save shares."""
+        return stale.generation is not None and self.plan.shared <= stale.chunks
+
 
 ConfirmDeletion = Callable[[ThreadKey | None], Awaitable[None]]  # of a thread, or of all
 
@@ -141,7 +144,10 @@ class Engine:
         """
         if commit.timeout_s is None:
             commit.timeout_s = self.timeout_s
-        return await commit_to(self.backend, commit)
+        (result,) = await self.backend.commit_all([commit])
+        if isinstance(result, Receipt):
+            return result
+        raise result
 
     # Saving
 
@@ -160,7 +166,8 @@ class Engine:
         self, key: ThreadKey, state: Any, draft: Draft
     ) -> tuple[CheckpointInfo, Receipt]:
         """Commit a state; on a stale base read the newest and try again, at last without any."""
-        deadline, reason = Deadline(draft.timeout_s), ""
+        deadline = Deadline(self.timeout_s if draft.timeout_s is None else draft.timeout_s)
+        reason = ""
         for attempt in range(_REBASES + 1):
             cache = self.cache if attempt < _REBASES else None
             try:
@@ -185,10 +192,18 @@ class Engine:
         """Commit a state once; None when its checkpoint was there and was deleted meanwhile."""
         # 1. Split and plan. Nothing is stored yet.
         prepared = await self.prepare(key, state, draft, cache)
-        prepared.commit.timeout_s = draft.timeout_s = deadline.as_timeout_s()
-        # 2. Commit: all of it or none. A crash here leaves the parent as head.
+        commit = prepared.commit
+        commit.timeout_s = draft.timeout_s = deadline.as_timeout_s()
         try:
-            receipt = await self._commit_or_rebase(prepared, deadline)
+            # 2. Commit: all of it or none. A crash here leaves the parent as head.
+            (result,) = await self.backend.commit_all([commit])
+            if isinstance(result, StaleBase) and prepared.fits(result):
+                # Others deleted something, and nothing that this save shares.
+                timeout_s, token = deadline.as_timeout_s(), os.urandom(8)
+                commit = replace(commit, generation=result.generation, timeout_s=timeout_s, token=token)
+                (result,) = await self.backend.commit_all([commit])
+            if not isinstance(result, Receipt):
+                raise result
         except StaleBase:
             raise  # the caller reads the newest state and tries again
         except BaseException as error:
@@ -201,27 +216,25 @@ class Engine:
                 if (stored := await self._stored(key, prepared)) is not None:
                     return describe(key, stored, draft), Receipt(0, 0, existing=stored)
             raise
-        # 3. Remember the new base.
-        if receipt.existing is None:
-            return self.remember(key, prepared, receipt), receipt
-        # Or its id is there already: is it the same save again?
-        draft.timeout_s = deadline.as_timeout_s()
-        try:
-            repeated = await self.compare(key, prepared, receipt.existing)
-        except StoreUnavailable as error:  # it is there, and whether it is the same could not be read
-            raise OutcomeUnknown(key.id, draft.id, deadline.timeout_s, str(error)) from error
-        return None if repeated is None else (repeated, receipt)
+        if result.existing is None:
+            # 3. Make it the new base.
+            prepared.plan.settle()
+            (record,) = result.checkpoints
+            base = Base(record, result.generation, prepared.plan.pieces)
+            self.cache.put((key.digest, draft.namespace), base)
+            return describe(key, record, draft), result
+        repeated = await self._repeated(key, prepared, result.existing, deadline)
+        return None if repeated is None else (repeated, result)
 
-    async def _commit_or_rebase(self, prepared: Prepared, deadline: Deadline) -> Receipt:
-        """Commit; in a newer generation, if that still has all chunks that the save shares."""
+    async def _repeated(
+        self, key: ThreadKey, prepared: Prepared, stored: CheckpointRecord, deadline: Deadline
+    ) -> CheckpointInfo | None:
+        """Answer a save whose id is there already: it must be the same save again."""
+        prepared.draft.timeout_s = deadline.as_timeout_s()
         try:
-            return await self.commit(prepared.commit)
-        except StaleBase as stale:
-            if stale.generation is None or not prepared.plan.shared <= stale.chunks:
-                raise
-            timeout_s, token = deadline.as_timeout_s(), os.urandom(8)
-            rebased = replace(prepared.commit, generation=stale.generation, timeout_s=timeout_s, token=token)
-        return await self.commit(rebased)
+            return await self.compare(key, prepared, stored)
+        except StoreUnavailable as error:  # it is there, and whether it is the same could not be read
+            raise OutcomeUnknown(key.id, stored.id, deadline.timeout_s, str(error)) from error
 
     async def prepare(self, key: ThreadKey, state: Any, draft: Draft, cache: Cache | None) -> Prepared:
         """Split, plan and describe a save without changing anything; without a cache it shares nothing."""
@@ -291,14 +304,6 @@ class Engine:
             projection=manifest.projection(draft.metadata) if draft.metadata else None,
             follows=draft.follows,
         )
-
-    def remember(self, key: ThreadKey, prepared: Prepared, receipt: Receipt) -> CheckpointInfo:
-        """Make what was just committed the new base."""
-        prepared.plan.settle()
-        record = receipt.checkpoints[0]
-        base = Base(record, receipt.generation, prepared.plan.pieces)
-        self.cache.put((key.digest, prepared.draft.namespace), base)
-        return describe(key, record, prepared.draft)
 
     async def compare(
         self, key: ThreadKey, prepared: Prepared, record: CheckpointRecord

@@ -12,19 +12,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Unpack, overload
 
 from outlive.arguments import (
+    check_durability,
     check_filter,
     check_id,
-    check_interrupts,
     check_limit,
     check_metadata,
-    check_names,
     check_namespace,
     check_options,
     check_pairs,
-    check_source,
-    check_step,
     check_text,
-    check_writes,
     optional_id,
 )
 from outlive.backend import (
@@ -50,7 +46,7 @@ from outlive.threads.export import export_thread
 from outlive.threads.history import History
 from outlive.threads.keep_policy import KeepPolicy
 from outlive.threads.metadata import describe_thread, open_info, pack_info
-from outlive.threads.save_options import Fencing, RunHandle, SaveOptions, run_id_of
+from outlive.threads.save_options import Fencing, RunHandle, SaveOptions, run_id_of, set_options
 from outlive.threads.verify import verify_thread
 from outlive.threads.write_behind import Delayed
 from outlive.values import (
@@ -59,7 +55,6 @@ from outlive.values import (
     Checkpoint,
     CheckpointInfo,
     Interrupt,
-    New,
     PendingWrite,
     Pruned,
     Sizes,
@@ -84,11 +79,11 @@ _TRIES = 8
 class ThreadStore(Protocol):
     """What a thread asks of its store."""
 
+    _durability: str  # of saves that do not say
     _queues: dict[bytes, Delayed]  # of delayed saves, by the digest of their thread
 
     def thread(self, id: str, *, namespace: str = "", type: Any = None) -> AsyncThread[Any]: ...
     def _timeout(self, timeout_s: float | None) -> float | None: ...
-    def _is_delayed(self, durability: str | None) -> bool: ...
     def _delayed(self, key: ThreadKey) -> Delayed: ...
     async def _settle(self, key: ThreadKey) -> None: ...
     async def _touch(self, key: ThreadKey) -> None: ...
@@ -146,7 +141,8 @@ class AsyncThread(Generic[S]):
                 f"this thread was opened with type={name}, and this state is a {builtins.type(state).__qualname__}; "
                 f"save a {name}, or open the thread without type="
             )
-        if self._store._is_delayed(options.get("durability")):
+        durability = options.get("durability")
+        if (self._store._durability if durability is None else check_durability(durability)) == "async":
             if draft.expect is not None:
                 raise BadArgument(
                     'expect= needs an answer from the store: use durability="sync" for this save'
@@ -155,35 +151,11 @@ class AsyncThread(Generic[S]):
         return await self._save(state, draft)
 
     def _draft(self, **options: Unpack[SaveOptions]) -> Draft:
-        """Check what a caller wants to save beside the state."""
-        id, expect, run, step = (
-            options.get("id"),
-            options.get("expect"),
-            options.get("run"),
-            options.get("step"),
-        )
-        source, timeout_s = options.get("source", "loop"), options.get("timeout_s")
-        writes, metadata = options.get("writes"), options.get("metadata")
-        interrupts, next_nodes = options.get("interrupts"), options.get("next_nodes")
-        completed_tasks = options.get("completed_tasks")
-        parent, follows = _parent_of(options)
-        return Draft(
-            namespace=self.namespace,
-            id=check_id("id", id) if id is not None else new_id(),
-            parent=parent,
-            follows=follows,
-            expect=None if expect is None else (self.namespace, _expected_head(expect)),
-            step=step if step is None else check_step(step),
-            source=source if source == "loop" else check_source(source),
-            run=None if run is None else run_id_of(run),
-            replace=options.get("replace", False),
-            writes=check_writes(writes) if writes else (),
-            metadata=check_metadata(metadata) if metadata else {},
-            next_nodes=check_names("next_nodes", next_nodes) if next_nodes else (),
-            completed_tasks=check_names("completed_tasks", completed_tasks) if completed_tasks else (),
-            interrupts=check_interrupts(interrupts) if interrupts else (),
-            timeout_s=self._engine.timeout_s if timeout_s is None else self._store._timeout(timeout_s),
-        )
+        """Return what a caller wants to save beside the state, checked."""
+        draft = Draft(self.namespace, new_id(), timeout_s=self._engine.timeout_s)
+        if options:
+            set_options(draft, options)
+        return draft
 
     def _fence(self, fence: Fencing | None) -> Fence | None:
         """Return what a commit must find in the store for a lock to be held still."""
@@ -617,20 +589,3 @@ class AsyncThread(Generic[S]):
     async def flush(self) -> None:
         """Wait until the saves of this thread that are in the background are stored. Raises what went wrong."""
         await self._settled()
-
-
-def _expected_head(expect: str | New) -> str | None:
-    """Return the id that `expect=` names; None for a thread without a checkpoint."""
-    return None if isinstance(expect, New) else check_id("expect", expect)
-
-
-def _parent_of(options: SaveOptions) -> tuple[str | None, bool]:
-    """Return the parent of a save, and whether it follows the head, whatever that is when it is stored."""
-    parent, expect = options.get("parent"), options.get("expect")
-    if parent is not None:
-        return check_id("parent", parent), False
-    if options.get("replace", False):
-        return None, True  # it keeps the parent that the checkpoint has
-    if expect is not None:
-        return _expected_head(expect), False
-    return None, True

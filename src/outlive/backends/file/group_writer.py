@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from outlive.backend import Commit, Receipt
+from outlive.backend.clock import clock
 from outlive.backend.entries import RUN
 from outlive.backends.file.disk import THREADS, Disk, WriteLock, is_full, translated
 from outlive.backends.file.index import Index
@@ -15,9 +16,7 @@ from outlive.backends.file.log import Log
 from outlive.backends.file.reserved_space import Reserve
 from outlive.backends.file.revision_marks import Marks
 from outlive.backends.file.table import LoggedTable, log_of, plain, removes
-from outlive.backends.rules.clock import clock, new_generation
-from outlive.backends.rules.decide import decide
-from outlive.backends.rules.expectations import check_found
+from outlive.backends.rules.decide import check_found, decide
 from outlive.backends.rules.view import Effect
 from outlive.errors import Corrupt, NotErased, OutliveError, StoreError
 
@@ -48,7 +47,7 @@ class Batch:
         return self.fd
 
     def commit(self, commit: Commit) -> Receipt:
-        effect, receipt = decide(commit, self.table, clock(), new_generation())
+        effect, receipt = decide(commit, self.table, clock())
         if effect is not None:
             check_found(effect, self.table)
             self._add(plain(effect))

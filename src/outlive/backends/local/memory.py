@@ -33,11 +33,10 @@ from outlive.backend import (
     escape,
     unescape,
 )
+from outlive.backend.clock import Clock, clock, has_lapsed, lease_facts
 from outlive.backend.entries import RUN, check_kinds
 from outlive.backends.local.run_index import RunIndex
-from outlive.backends.rules.clock import Clock, clock, has_lapsed, lease_facts, new_generation
-from outlive.backends.rules.decide import decide
-from outlive.backends.rules.expectations import check_found
+from outlive.backends.rules.decide import check_found, decide
 from outlive.backends.rules.view import Counters, Effect, fitting, write_order
 from outlive.errors import Corrupt, OutliveError
 
@@ -234,7 +233,7 @@ class MemoryBackend:
 
     def _commit(self, commit: Commit) -> Receipt:
         table = self._table(commit.thread)
-        effect, receipt = decide(commit, table, clock(), new_generation())
+        effect, receipt = decide(commit, table, clock())
         if effect is not None:
             check_found(effect, table)
             self._apply(table, effect)

@@ -71,7 +71,7 @@ from outlive.backends.postgres.save import (
 from outlive.backends.postgres.statements import PROBLEMS, VERSION, quoted, schema_script, statements
 from outlive.backends.postgres.transaction import Transaction
 from outlive.backends.postgres.watch import PostgresWatch, channel
-from outlive.backends.rules.clock import new_generation
+from outlive.backends.rules.decide import new_generation
 from outlive.backends.rules.snapshot import is_plain
 from outlive.backends.server.attempts import AbandonedCommits, Attempts, lock_ms
 from outlive.errors import (

@@ -31,7 +31,7 @@ from outlive.backends.postgres.rows import (
     to_text,
     write_documents,
 )
-from outlive.backends.rules.clock import new_generation
+from outlive.backends.rules.decide import new_generation
 from outlive.backends.rules.snapshot import is_plain
 from outlive.backends.server.attempts import lock_ms
 from outlive.errors import BadArgument

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from outlive.backend import CheckpointKey, CheckpointRecord, Commit, EntryRecord, Receipt, WriteRecord
+from outlive.backend.clock import Clock
 from outlive.backend.entries import wakes
 from outlive.backends.postgres.connection import Connection, Parameter
 from outlive.backends.postgres.rows import (
@@ -41,7 +42,6 @@ from outlive.backends.postgres.rows import (
 )
 from outlive.backends.postgres.save import thread_parameters
 from outlive.backends.postgres.statements import GONE, NO_HEAD, PROBLEMS, UNSEALED
-from outlive.backends.rules.clock import Clock, new_generation
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import Snapshot, Wanted, done_before
 from outlive.backends.rules.view import Effect
@@ -79,7 +79,7 @@ class Transaction:
         seen = await self._look(Wanted.of(self._commit))
         if self._commit.token in self._tokens:
             return done_before(self._commit, seen)
-        effect, receipt = decide(self._commit, seen, Clock(self._now, self._now, CLOCK), new_generation())
+        effect, receipt = decide(self._commit, seen, Clock(self._now, self._now, CLOCK))
         if effect is not None:
             await self._apply(effect)
         return receipt

@@ -16,6 +16,7 @@ from outlive.backend import (
     outcome_unknown,
     shortest_timeout,
 )
+from outlive.backend.clock import Clock
 from outlive.backend.entries import KINDS, check_kinds
 from outlive.backends.redis import messages, rows
 from outlive.backends.redis.client import Call
@@ -23,8 +24,7 @@ from outlive.backends.redis.identity import Identity
 from outlive.backends.redis.keys import Keys, checkpoint_field, entry_field, to_bytes, to_text, write_field
 from outlive.backends.redis.repair import IndexRepair
 from outlive.backends.redis.session import Session
-from outlive.backends.rules.clock import Clock, new_generation
-from outlive.backends.rules.decide import decide
+from outlive.backends.rules.decide import decide, new_generation
 from outlive.backends.rules.snapshot import (
     Snapshot,
     Wanted,
@@ -208,7 +208,7 @@ class Commits:
             if gathering.is_done:
                 return await self._confirm(commit, done_before(commit, snapshot), keys, deadline)
             # 2. Decide here. Nothing is stored yet: a crash leaves the thread as it was.
-            effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), new_generation())
+            effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK))
             if effect is None:
                 return await self._confirm(commit, receipt, keys, deadline)
             # 3. Apply, if the thread is still what was gathered.

@@ -16,11 +16,12 @@ from outlive.backend import (
     WriteRecord,
     stamped,
 )
+from outlive.backend.clock import Clock
 from outlive.backend.entries import wakes
 from outlive.backends.redis import rows
 from outlive.backends.redis.keys import checkpoint_field, entry_field, to_bytes, to_text, write_field
 from outlive.backends.redis.rows import pack_args
-from outlive.backends.rules.clock import Clock, new_generation
+from outlive.backends.rules.decide import new_generation
 from outlive.backends.rules.snapshot import is_apart
 from outlive.backends.rules.view import Counters, Effect
 from outlive.backends.server.attempts import StoreReplaced

@@ -11,7 +11,7 @@ thread as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
 from dataclasses import replace
 from typing import cast
 
@@ -19,30 +19,45 @@ from outlive.backend import (
     ABSENT,
     NEXT,
     TOMBSTONE,
-    CheckpointKey,
     CheckpointRecord,
     Commit,
     EntryRecord,
-    Rank,
+    Fence,
     Receipt,
     ReencryptedBodies,
     Removal,
     WriteRecord,
     stamped,
-    tombstone_key,
 )
+from outlive.backend.clock import Clock, has_lapsed
 from outlive.backend.entries import check_kinds
-from outlive.backends.rules.clock import Clock
-from outlive.backends.rules.expectations import check, finds_chunks
-from outlive.backends.rules.view import Counters, Effect, View
-from outlive.errors import BadArgument
+from outlive.backends.rules.merge import (
+    after_tombstones,
+    check_turn,
+    entry_wins,
+    greatest_fence,
+    info_version,
+    merged_info,
+    record_wins,
+    tombstones,
+    tombstones_for,
+    wanted_chunks,
+)
+from outlive.backends.rules.view import Counters, Effect, View, brought, named
+from outlive.errors import (
+    BadArgument,
+    EntryHeld,
+    EpochPassed,
+    HeadMoved,
+    LeaseLost,
+    MetadataMoved,
+    StaleBase,
+    ThreadNotEmpty,
+)
 
 
-def decide(commit: Commit, view: View, clock: Clock, new_generation: int) -> tuple[Effect | None, Receipt]:
-    """Return what a commit does and its receipt; no effect when its checkpoint is there already.
-
-    `new_generation` is a new generation.
-    """
+def decide(commit: Commit, view: View, clock: Clock) -> tuple[Effect | None, Receipt]:
+    """Return what a commit does and its receipt; no effect when its checkpoint is there already."""
     # 1. A commit that was done before is answered as done. This comes before all expectations: a
     #    client that repeats a commit because it lost the answer must not be told that the head has
     #    moved, by its own save.
@@ -53,8 +68,8 @@ def decide(commit: Commit, view: View, clock: Clock, new_generation: int) -> tup
     if existing is not None and row is not None:
         return None, Receipt(row.generation, row.revision, existing=existing)
     # 2. What the commit expects must hold; one refusal refuses all of it.
-    check(commit, view, row, clock)
-    row = row or Counters(new_generation, 0, 0, 0, clock.now)
+    _check(commit, view, row, clock)
+    row = row or Counters(new_generation(), 0, 0, 0, clock.now)
     # 3. What is removed: of what the commit names, only what is there.
     removal = commit.removal or _NOTHING
     removed = tuple([key for key in removal.checkpoints if view.has(key)])
@@ -62,23 +77,23 @@ def decide(commit: Commit, view: View, clock: Clock, new_generation: int) -> tup
     # 4. What is put: drafts get their place in the order, rewrites keep theirs.
     placed = _Placing(commit, view, row, clock.now)
     rewrites = _rewritten(commit, view) if commit.rewrites else []
-    info = _info(commit, view, row) if commit.info is not None else None
+    info = merged_info(commit, view, row) if commit.info is not None else None
     reencrypted = _Reencrypted(commit.reencrypted, view) if commit.reencrypted is not None else _UNCHANGED
     # 5. The generation changes when a chunk may be gone, or alive again, that a sweep or a saver
     #    believes otherwise of: they learn it by a refusal (StaleBase) and read again.
-    uses_stored = commit.generation is None and finds_chunks(commit, view)
+    uses_stored = commit.generation is None and _finds_chunks(commit, view)
     is_disturbed = bool(
         removal.everything or removed or dead_chunks or rewrites or uses_stored or placed.disturbs
     )
     new = Counters(
-        generation=new_generation if is_disturbed else row.generation,
-        revision=max(row.revision + 1, _greatest_fence(commit)) if commit.merge else row.revision + 1,
+        generation=new_generation() if is_disturbed else row.generation,
+        revision=max(row.revision + 1, greatest_fence(commit)) if commit.merge else row.revision + 1,
         epoch=placed.epoch,
         seq=placed.seq,
         created_at=row.created_at,
         info_version=0
         if removal.everything
-        else _info_version(commit, row)
+        else info_version(commit, row)
         if info is not None
         else row.info_version,
     )
@@ -86,7 +101,7 @@ def decide(commit: Commit, view: View, clock: Clock, new_generation: int) -> tup
     writes = _writes(commit, view, new) if commit.writes else ()
     entries = _entries(commit, view, new, clock) if commit.entries else []
     if removal.leaves_tombstones:
-        entries = [*entries, *_tombstones(removal, removed, new, clock)]
+        entries = [*entries, *tombstones(removal, removed, new, clock)]
     effect = Effect(
         thread=commit.thread,
         counters=new,
@@ -94,7 +109,7 @@ def decide(commit: Commit, view: View, clock: Clock, new_generation: int) -> tup
         checkpoints=tuple(placed.stored),
         rewrites=tuple([record for _, record in rewrites]),
         replaced=(*placed.replaced, *[old for old, _ in rewrites]),
-        chunks=_wanted_chunks(commit, (*placed.stored, *writes)) if commit.merge else commit.chunks,
+        chunks=wanted_chunks(commit, (*placed.stored, *writes)) if commit.merge else commit.chunks,
         writes=(*writes, *reencrypted.writes),
         entries=(*entries, *reencrypted.entries),
         removed=removed,
@@ -114,18 +129,12 @@ def decide(commit: Commit, view: View, clock: Clock, new_generation: int) -> tup
     )
 
 
+def new_generation() -> int:
+    """Return a new random generation: a thread created again never looks like the one before."""
+    return int.from_bytes(os.urandom(8)) >> 1
+
+
 _NOTHING = Removal()
-
-
-def _greatest_fence(commit: Commit) -> int:
-    """Return the greatest fence that a merge brings: the next one that is given here must be
-    greater.
-
-    Fences are revisions, and revisions order control writes. So the process that takes over a run
-    copied from another store outranks all that was copied with it.
-    """
-    fences = [entry.fence for entry in commit.entries if entry.kind != TOMBSTONE]
-    return max([0, *fences, *[write.rank[2] for write in commit.writes]])
 
 
 def _existing(commit: Commit, view: View) -> CheckpointRecord | None:
@@ -153,6 +162,100 @@ def _is_repeat(draft: CheckpointRecord, stored: CheckpointRecord) -> bool:
     return not draft.seq and fields == old
 
 
+# What a commit expects ----------------------------------------------------------------------------
+
+
+def _check(commit: Commit, view: View, row: Counters | None, clock: Clock) -> None:
+    """Raise for the first expectation that fails: the fence first, so that a zombie learns that."""
+    thread = commit.thread.id
+    if commit.fence is not None:
+        _check_fence(thread, commit.fence, view)
+    keeps_epoch = commit.epoch is not None and (commit.strict or not commit.merge)
+    if keeps_epoch and row is not None and (commit.epoch or 0) < row.epoch:
+        raise EpochPassed(thread, commit.epoch or 0, row.epoch)
+    if commit.merge and commit.requires_next_seq:
+        check_turn(commit, view, row)
+    if commit.generation is not None and (row is None or row.generation != commit.generation):
+        raise StaleBase(thread)
+    if commit.revision is not None and (row is None or row.revision != commit.revision):
+        raise StaleBase(thread)
+    if commit.expect_empty:
+        _check_empty(commit, view)
+    if commit.expect_head is not None:
+        _check_head(commit, *commit.expect_head, view)
+    version = row.info_version if row else 0
+    if commit.info_version is not None and not commit.merge and commit.info_version != version:
+        raise MetadataMoved(thread)
+    for entry in commit.entries:
+        if not commit.merge:
+            _check_entry(thread, entry, view.entry(entry.kind, entry.key), clock)
+
+
+def _check_empty(commit: Commit, view: View) -> None:
+    """Refuse a copy into a thread with checkpoints, or with writes that would pass for copies."""
+    if view.count():
+        raise ThreadNotEmpty(commit.thread.id)
+    if any(view.has(pair) for pair in brought(commit)):
+        raise StaleBase(commit.thread.id)
+
+
+def _check_fence(thread: str, fence: Fence, view: View) -> None:
+    entry = view.entry(fence.kind, fence.key)
+    if entry is None or entry.as_fence() != fence or entry.status != "running":
+        raise LeaseLost(thread, fence.kind, fence.key, fence.number, entry.fence if entry else None)
+
+
+def _check_head(commit: Commit, namespace: str, expected: str | None, view: View) -> None:
+    head = view.head(namespace)
+    if head != expected:
+        raise HeadMoved(commit.thread.id, namespace, expected, head)
+
+
+def _check_entry(thread: str, entry: EntryRecord, stored: EntryRecord | None, clock: Clock) -> None:
+    if stored is not None and _same_entry(entry, stored):
+        return
+    rank = stored.rank if stored is not None else ABSENT
+    is_stale = entry.fence != NEXT and not entry.gone and entry.rank < rank
+    is_unexpected = entry.expect is not None and rank != entry.expect
+    is_held = entry.expect_lapsed and stored is not None and not has_lapsed(stored, clock)
+    if is_stale or is_unexpected or is_held:
+        raise EntryHeld(thread, entry.kind, entry.key, stored)
+
+
+def _same_entry(entry: EntryRecord, stored: EntryRecord) -> bool:
+    """A retry after a lost reply offers what is stored."""
+    return (entry.rank, entry.status, entry.body, entry.gone) == (
+        stored.rank,
+        stored.status,
+        stored.body,
+        False,
+    )
+
+
+def _finds_chunks(commit: Commit, view: View) -> bool:
+    """Make sure that chunks exist that a commit names without their data; tell if it names any.
+
+    For a commit without a generation: they must exist, and a sweep that is under way must learn
+    that they are used again.
+    """
+    brought = {name for name, _ in commit.chunks}
+    missing = named(commit) - brought
+    if any(view.chunk(name) is None for name in missing):
+        raise StaleBase(commit.thread.id)
+    return bool(missing)
+
+
+def check_found(effect: Effect, view: View) -> None:
+    """Make sure that all chunks of new checkpoints exist, for engines that do not check it.
+
+    A chunk may be missing because the write that brought it was refused or withdrawn.
+    """
+    wanted = {name for record in effect.checkpoints for name in record.chunks}
+    wanted.difference_update([name for name, _ in effect.chunks])
+    if any(view.chunk(name) is None for name in wanted):
+        raise StaleBase(effect.thread.id)
+
+
 # What is put and removed -------------------------------------------------------------------------
 
 
@@ -170,7 +273,7 @@ class _Placing:
         self.stored: list[CheckpointRecord] = []
         self.replaced: list[CheckpointRecord] = []
         brings_seqs = any(draft.seq for draft in commit.checkpoints)
-        self._shift = _after_tombstones(commit, view, row) if brings_seqs and not commit.merge else (0, 0)
+        self._shift = after_tombstones(commit, view, row) if brings_seqs and not commit.merge else (0, 0)
         for draft in commit.checkpoints:
             self._place(draft)
         self.disturbs = bool(self.replaced) or brings_seqs
@@ -179,10 +282,10 @@ class _Placing:
         # 1. Only a replacement, or a record of another store, can meet a stored record of its id.
         commit = self._commit
         old = self._view.find(draft.namespace, draft.id) if commit.replace or draft.seq else None
-        if old is not None and draft.seq and not self._wins(draft, old):
+        if old is not None and draft.seq and not record_wins(commit, draft, old):
             return
         is_judged = commit.merge and not commit.overrules
-        if is_judged and draft.seq and _tombstones_for(draft, self._view):
+        if is_judged and draft.seq and tombstones_for(draft, self._view):
             return  # it was deleted here after it was made
         # 2. Its place: its own, that of the record it replaces, or the next.
         if draft.seq:
@@ -221,21 +324,6 @@ class _Placing:
         if head is None or record.order >= head.order:
             head = record
         self._heads[record.namespace] = head
-
-    def _wins(self, draft: CheckpointRecord, old: CheckpointRecord) -> bool:
-        """Tell whether a record of another store wins: only if it was replaced there.
-
-        Ties are decided by the order: a save that was repeated after a failover counts in the later
-        epoch.
-        """
-        if self._commit.overrules:
-            return True
-        if draft.version == old.version:
-            sent, stored = (
-                (record.order, record.body, record.size, record.chunks) for record in (draft, old)
-            )
-            return self._commit.merge and sent > stored
-        return draft.version > old.version
 
 
 def _rewritten(commit: Commit, view: View) -> list[tuple[CheckpointRecord, CheckpointRecord]]:
@@ -294,23 +382,13 @@ def _entries(commit: Commit, view: View, row: Counters, clock: Clock) -> list[En
         if tombstone is not None and is_claim and entry.rank[:2] <= tombstone.rank[:2]:
             continue
         stored = view.entry(entry.kind, entry.key)
-        if is_judged and stored is not None and not _wins_merge(entry, stored):
+        if is_judged and stored is not None and not entry_wins(entry, stored):
             continue
-        accepted.append(_settled_entry(entry, stored, row, clock))
+        accepted.append(_resolved_entry(entry, stored, row, clock))
     return accepted
 
 
-def _wins_merge(entry: EntryRecord, stored: EntryRecord) -> bool:
-    if entry.gone:
-        return entry.rank >= stored.rank
-    return _merge_rank(entry) > _merge_rank(stored)
-
-
-def _merge_rank(entry: EntryRecord) -> tuple[Rank, str, bytes]:
-    return entry.rank, entry.status, entry.body or b""
-
-
-def _settled_entry(
+def _resolved_entry(
     entry: EntryRecord, stored: EntryRecord | None, row: Counters, clock: Clock
 ) -> EntryRecord:
     body, status = entry.body, entry.status
@@ -334,52 +412,6 @@ def _settled_entry(
     )
 
 
-def _wanted_chunks(
-    commit: Commit, rows: Iterable[CheckpointRecord | WriteRecord]
-) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the chunks of a merge that accepted rows refer to: others may be erased here."""
-    if not (commit.checkpoints or commit.writes):
-        return commit.chunks
-    wanted = {name for row in rows for name in row.chunks}
-    return tuple([(name, data) for name, data in commit.chunks if name in wanted])
-
-
-# Tombstones --------------------------------------------------------------------------------------
-
-
-def _tombstones(
-    removal: Removal, removed: Iterable[CheckpointKey], row: Counters, clock: Clock
-) -> list[EntryRecord]:
-    """Return entries that record what was removed: up to which seq and revision, and when."""
-    keys = [""] if removal.everything else [tombstone_key(*pair) for pair in removed]
-    at = clock.now.to_bytes(8)
-    return [
-        EntryRecord(TOMBSTONE, key, at, epoch=row.epoch, fence=row.revision, until=row.seq) for key in keys
-    ]
-
-
-def _tombstones_for(draft: CheckpointRecord, view: View) -> list[EntryRecord]:
-    """Return the tombstones of a deletion here that came after the checkpoint was saved."""
-    keys = ("", tombstone_key(draft.namespace, draft.id))
-    order = (draft.epoch, draft.seq)
-    tombstones = [view.entry(TOMBSTONE, key) for key in keys]
-    return [tomb for tomb in tombstones if tomb is not None and order <= (tomb.epoch, tomb.until)]
-
-
-def _after_tombstones(commit: Commit, view: View, row: Counters) -> tuple[int, int]:
-    """Return the (epoch, seq) after which copied records are placed in a deleted thread.
-
-    No seq is used again. And where a tombstone applies, the other store of a pair would take the
-    copies for the deleted records.
-    """
-    drafts = [draft for draft in commit.checkpoints if draft.seq]
-    tombstones = [tombstone for draft in drafts for tombstone in _tombstones_for(draft, view)]
-    places = [(tombstone.epoch, tombstone.until) for tombstone in tombstones]
-    if commit.expect_empty and any(draft.seq <= row.seq for draft in drafts):
-        places.append((row.epoch, row.seq))
-    return max(places, default=(0, 0))
-
-
 def _dead_chunks(removal: Removal, view: View) -> tuple[tuple[bytes, ...], int]:
     """Return the chunks that a sweep removes, and their bytes.
 
@@ -392,18 +424,3 @@ def _dead_chunks(removal: Removal, view: View) -> tuple[tuple[bytes, ...], int]:
             dead.append(name)
             freed += stored[0]
     return tuple(dead), freed
-
-
-def _info(commit: Commit, view: View, row: Counters) -> bytes | None:
-    """Return the thread's metadata when it changes."""
-    if not commit.merge or commit.overrules:
-        return commit.info
-    stored, sent = (row.info_version, view.info() or b""), (commit.info_version or 0, commit.info or b"")
-    return commit.info if sent > stored else None
-
-
-def _info_version(commit: Commit, row: Counters) -> int:
-    """Return the version of metadata that changes."""
-    if commit.merge:
-        return max(0 if commit.overrules else row.info_version, commit.info_version or 0)
-    return row.info_version + 1

@@ -24,8 +24,7 @@ from outlive.backend import (
     WriteRecord,
     tombstone_key,
 )
-from outlive.backends.rules.expectations import brought, named
-from outlive.backends.rules.view import Counters
+from outlive.backends.rules.view import Counters, brought, named
 
 T = TypeVar("T")
 WriteKey = tuple[str, str, str, int]  # (namespace, checkpoint, task, index)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, ThreadKey, WriteRecord
+from outlive.backend import CheckpointKey, CheckpointRecord, Commit, EntryRecord, ThreadKey, WriteRecord
 
 Records = tuple[CheckpointRecord, ...]
 
@@ -117,3 +118,15 @@ def fitting(
             return records[:count], list(names)
         names.update(dict.fromkeys(new))
     return records, list(names)
+
+
+def brought(commit: Commit) -> set[CheckpointKey]:
+    """Return the (namespace, id) of all checkpoints that a commit has, or has writes of."""
+    pairs = {draft.key for draft in commit.checkpoints}
+    return pairs | {write.checkpoint_key for write in commit.writes}
+
+
+def named(commit: Commit) -> set[bytes]:
+    """Return the chunks that the records of a commit refer to."""
+    rows: Iterable[CheckpointRecord | WriteRecord] = (*commit.checkpoints, *commit.rewrites, *commit.writes)
+    return {name for row in rows for name in row.chunks}

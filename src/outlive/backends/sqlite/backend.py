@@ -38,7 +38,7 @@ from outlive.backend import (
     checksum,
     escape,
 )
-from outlive.backends.rules.clock import clock, lease_facts, new_generation
+from outlive.backend.clock import clock, lease_facts
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting, write_order
@@ -169,7 +169,7 @@ class SQLiteBackend:
         draft = commit.checkpoints[0] if commit.checkpoints else None
         deletes = commit.removal is not None and is_deletion(commit)
         view = SQLiteView(db, commit.thread, draft=draft, deletes=deletes)
-        effect, receipt = decide(commit, view, clock(), new_generation())
+        effect, receipt = decide(commit, view, clock())
         if commit.removal is not None and receipt.removed < len(commit.removal.checkpoints):
             view.check_index()  # make sure that what was not found never existed
         if effect is not None:

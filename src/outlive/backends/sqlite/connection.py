@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import apsw
 
+from outlive.backend.clock import boot_id
 from outlive.backends.sqlite.wal import MarkFile, find_loss, sound_frames
 from outlive.errors import (
     BadURL,
@@ -26,7 +27,6 @@ from outlive.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from outlive.runtime.lease_clock import boot_id
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6F75746C  # "outl"

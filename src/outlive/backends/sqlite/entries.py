@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import apsw
 
 from outlive.backend import WALL, EntryQuery, EntryRecord, ThreadKey, checksum, escape, unescape
+from outlive.backend.clock import Clock
 from outlive.backend.entries import READY, RUN, TIMER, check_stored_kind
-from outlive.backends.rules.clock import Clock
 from outlive.errors import Corrupt, DamagedEntry
 
 ENTRY = "kind, key, status, epoch, fence, revision, until, clock, body, checksum"

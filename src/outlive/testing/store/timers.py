@@ -58,7 +58,7 @@ class TimerContract(Contract):
         assert (woken, await _entries(store, TIMER)) == (["r"], [])
 
     async def test_a_reboot_rings_no_timer(self, trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-        from outlive.backends.rules import clock
+        from outlive.backend import clock
 
         store = await trial.store()
 
