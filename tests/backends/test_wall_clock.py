@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from outlive.backend import WALL, Commit, EntryQuery, EntryRecord, Receipt, ThreadKey
+from outlive.backend import clock as clock_module
 from outlive.backends.file.backend import FileBackend
 from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.local.protocol import Local
-from outlive.backend import clock as clock_module
 from outlive.backends.sqlite.backend import SQLiteBackend
 from outlive.errors import EntryHeld
 

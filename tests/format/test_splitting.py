@@ -96,7 +96,7 @@ class Saver:
             assert same(self.codec.unpack(stream), state), "the state that comes back is another one"
         self._check_spans(pieces, layout)
         if commits:
-            plan.settle()
+            plan.record_spans()
             self.base = pieces
             self.chunks = known
             self.last = (plan.names, layout, pieces.size)

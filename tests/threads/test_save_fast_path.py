@@ -79,7 +79,7 @@ def checked_split(state, old, stored):
     stored.update(plan.chunks)
     raws = [chunk.decode(stored[name]) for name in plan.names]
     assert chunk.assemble(plan.layout, raws, pieces.size) == CODEC.pack(state)
-    plan.settle()
+    plan.record_spans()
     return pieces
 
 

@@ -28,8 +28,9 @@ class Clock:
 
 
 def clock() -> Clock:
-    """Return wall time, and a clock for leases that runs during suspension."""
-    return Clock(time.time_ns() // 1000, lease_clock_us(), boot_id())
+    """Return wall time, and a clock for leases that also counts while the machine is suspended."""
+    lease_ns = time.clock_gettime_ns(_LEASE_CLOCK) - _offset_ns()
+    return Clock(time.time_ns() // 1000, lease_ns // 1000, boot_id())
 
 
 def has_lapsed(entry: EntryRecord, now: Clock) -> bool:
@@ -43,11 +44,6 @@ def lease_facts() -> dict[str, object]:
     """Return what `Backend.facts` says about the clock for leases."""
     now = clock()
     return {"lease_clock": now.id, "lease_clock_us": now.lease}
-
-
-def lease_clock_us() -> int:
-    """Return microseconds that also count while the machine is suspended."""
-    return (time.clock_gettime_ns(_LEASE_CLOCK) - _offset_ns()) // 1000
 
 
 @functools.cache

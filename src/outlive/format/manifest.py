@@ -53,9 +53,7 @@ def encode(codec: Codec, manifest: Manifest) -> bytes:
         fields["needs_parent"] = codec.pack(True)
     if manifest.written:
         fields["written"] = codec.pack(manifest.written)
-    return ormsgpack.packb(
-        [FORMAT, _flat(manifest.layout), fields] if fields else [FORMAT, _flat(manifest.layout)]
-    )
+    return encode_fields(manifest.layout, fields)
 
 
 def decode(codec: Codec, body: bytes, *, opaque: bool = False) -> Manifest:
@@ -99,22 +97,18 @@ def fields_of(body: bytes) -> dict[str, bytes]:
 
 def encode_fields(layout: Layout, fields: Mapping[str, bytes]) -> bytes:
     """Return a body of a layout and of fields that are packed already."""
-    return ormsgpack.packb([FORMAT, _flat(layout), dict(fields)] if fields else [FORMAT, _flat(layout)])
-
-
-def with_layout(body: bytes, layout: Layout) -> bytes:
-    """Return a body with the same fields and another layout."""
-    return encode_fields(layout, fields_of(body))
-
-
-def _flat(layout: Layout) -> list[Any]:
     flat: list[Any] = []
     for item in layout:
         if type(item) is tuple:
             flat += item
         else:
             flat.append(item)
-    return flat
+    return ormsgpack.packb([FORMAT, flat, dict(fields)] if fields else [FORMAT, flat])
+
+
+def with_layout(body: bytes, layout: Layout) -> bytes:
+    """Return a body with the same fields and another layout."""
+    return encode_fields(layout, fields_of(body))
 
 
 def _open(body: bytes) -> tuple[Layout, dict[str, bytes]]:

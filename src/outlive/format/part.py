@@ -9,7 +9,7 @@ pieces wherever they are now.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from outlive.format.codec import Codec
@@ -24,9 +24,12 @@ class Part:
 
     __slots__ = ("_bytes", "ends", "holds_bytes", "kept", "leaf", "marks", "size", "spans")
 
-    def __init__(self, data: bytes | None, ends: list[int], marks: list[int] | None = None) -> None:
-        # (beginning, where in it the part starts, rest); None: see `forget_packed`
-        self._bytes = None if data is None else (data, 0, b"")
+    def __init__(
+        self, data: bytes, ends: list[int], marks: list[int] | None = None, *, start: int = 0
+    ) -> None:
+        # (beginning, where in it the part starts, rest); None: see `forget_packed`. Cutting off what
+        # is before the start would copy the bytes.
+        self._bytes: tuple[bytes, int, bytes] | None = (data, start, b"")
         self.ends = ends  # the offsets after each piece: where the part may be cut
         # How many elements of the container are before each of these.
         self.marks = marks if marks is not None else list(range(1, len(ends) + 1))
@@ -36,10 +39,6 @@ class Part:
         # What an earlier part has too: (offset, length, earlier part, its offset).
         self.kept: list[tuple[int, int, Part, int]] = []
         self.spans: list[tuple[bytes, int, int]] | None = None  # (chunk, offset, length)
-
-    def hold(self, data: bytes, start: int) -> None:
-        """Take the bytes of `data` from `start` on; cutting off what is before would copy them."""
-        self._bytes = (data, start, b"")
 
     def hold_more(self, old: Part, rest: bytes) -> None:
         """Take the bytes of an earlier part and `rest`."""
@@ -124,10 +123,6 @@ class PackedRun(NamedTuple):
     start: int
     follows_old: bool = False
 
-    @property
-    def size(self) -> int:
-        return len(self.data) - self.start
-
 
 @dataclass(slots=True)
 class Alignment:
@@ -137,19 +132,13 @@ class Alignment:
     _elements: list[Any]
     _is_dict: bool
     _limit: int
-    _packed: PackedRun
-    _data: bytes = field(init=False)
-    _start: int = field(init=False)
-    _size: int = field(init=False)
+    _data: bytes
+    _start: int
+    _size: int
 
-    def __post_init__(self) -> None:
-        self._data, self._start, self._size = self._packed.data, self._packed.start, self._packed.size
-
-    def align(self, old: Part) -> Part:
+    def align(self, old: Part, *, follows_old: bool) -> Part:
         """Return the new part, with what it keeps of the old one."""
-        if self._packed.follows_old:
-            return self._grown(old)
-        head = self._common_prefix(old)
+        head = len(old.ends) if follows_old else self._common_prefix(old)
         if head == len(old.ends):
             return self._grown(old)
         if head == 0:
@@ -162,7 +151,7 @@ class Alignment:
 
     def _grown(self, old: Part) -> Part:
         """The old run, and more at the end: by far the most common."""
-        part = Part(None, list(old.ends), list(old.marks))
+        part = Part(self._data, list(old.ends), list(old.marks), start=self._start)
         part.kept = [(0, old.size, old, 0)] if old.size else []
         part = self._finish(part, old, self._elements[part.marks[-1] if part.marks else 0 :])
         part.hold_more(old, self._data[self._start + old.size :])
@@ -181,15 +170,15 @@ class Alignment:
         if not self._data.startswith(whole[start:], self._start):
             return None
         gone = old.marks[cut]
-        part = Part(
-            None, [end - start for end in old.ends[cut + 1 :]], [mark - gone for mark in old.marks[cut + 1 :]]
-        )
+        ends = [end - start for end in old.ends[cut + 1 :]]
+        marks = [mark - gone for mark in old.marks[cut + 1 :]]
+        part = Part(self._data, ends, marks, start=self._start)
         part.kept = [(0, old.size - start, old, start)]
         return self._finish(part, old, self._elements[part.marks[-1] if part.marks else 0 :])
 
     def _assemble(self, old: Part, head: int, tail: int) -> Part:
         """Keep the first `head` and the last `tail` cuts of the old run; pack what is between them."""
-        part = Part(None, old.ends[:head], old.marks[:head])
+        part = Part(self._data, old.ends[:head], old.marks[:head], start=self._start)
         if head:
             part.kept = [(0, part.size, old, 0)]
         before, count = _before_tail(old, tail) if tail else (old.size, 0)
@@ -221,7 +210,6 @@ class Alignment:
             part.marks.append(mark)
         if at + after != self._size:
             raise LayoutChanged
-        part.hold(self._data, self._start)
         part.size = self._size
         part.holds_bytes = old.holds_bytes or holds_bytes
         return part

@@ -9,7 +9,7 @@ one. So each byte is rewritten log_FAN(n) times at most, and a list that grew in
 a dozen spans. A large piece gets a chunk of its own and is never rewritten. Apart from large pieces
 a stream never has more than MAX_SPANS spans; the smallest neighbours are merged first.
 
-A plan changes nothing in the store, and nothing in the parts until `settle`: a save that is
+A plan changes nothing in the store, and nothing in the parts until `record_spans`: a save that is
 refused, or a crash before the commit, leaves both as they were.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 
 from outlive.format.chunk import MAX_RAW, Layout, Namer, encode
 from outlive.format.codec import Codec
@@ -50,8 +51,8 @@ class Plan:
         """The chunks that are stored already."""
         return set(self.names) - self.chunks.keys()
 
-    def settle(self) -> None:
-        """Remember where the parts are.
+    def record_spans(self) -> None:
+        """Tell the parts where they are stored.
 
         Only after the commit: a refused save has stored nothing.
         """
@@ -152,7 +153,7 @@ def _locate(ranges: list[_Range], part: Part, start: int, length: int, other: Pa
 def _append(
     ranges: list[_Range], part: Part, start: int, length: int, chunk: bytes | None = None, offset: int = 0
 ) -> None:
-    """Append what comes next in a part; where it continues the last range_, the two become one."""
+    """Append what comes next in a part; where it continues the last range, the two become one."""
     if ranges:
         last = ranges[-1]
         if last.chunk == chunk and (chunk is None or last.offset + last.length == offset):
@@ -237,10 +238,12 @@ def _count_spans(ranges: list[_Range]) -> int:
 
 def _choose_inline(ranges: list[_Range]) -> None:
     """Put short new stretches, and all that is shorter than a span, into the checkpoint itself."""
+    # Whether each is one span with the one before it.
+    joins = [False, *[range_.follows(before) for before, range_ in pairwise(ranges)], False]
     stretch: list[_Range] = []  # neighbours that are written
     for index, range_ in enumerate((*ranges, None)):
         if range_ is not None:
-            if range_.length <= SPAN_COST and not _has_neighbour(ranges, index):
+            if range_.length <= SPAN_COST and not (joins[index] or joins[index + 1]):
                 range_.chunk = None
             if range_.chunk is None:
                 stretch.append(range_)
@@ -249,15 +252,6 @@ def _choose_inline(ranges: list[_Range]) -> None:
             for written in stretch:
                 written.chunk = INLINED
         stretch = []
-
-
-def _has_neighbour(ranges: list[_Range], index: int) -> bool:
-    """Tell whether an range_ is one span with the one before or after it."""
-    here = ranges[index]
-    if here.chunk is None:
-        return True
-    before = index > 0 and here.follows(ranges[index - 1])
-    return before or (index + 1 < len(ranges) and ranges[index + 1].follows(here))
 
 
 def _divide(ranges: list[_Range], cap: int) -> list[_Range]:
@@ -291,7 +285,7 @@ def _divided(range_: _Range, cap: int) -> list[_Range]:
 
 
 def _is_alone(range_: _Range) -> bool:
-    """Tell whether an range_ is one large piece."""
+    """Tell whether a range is one large piece."""
     if range_.length < LARGE:
         return False
     ends = range_.part.ends

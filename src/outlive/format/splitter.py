@@ -216,23 +216,22 @@ class _Splitter:
         old = run.part
         # 1. Pack all of it: native code packs faster than Python can ask what has changed.
         if old.size <= SEGMENT:
-            packed = self._pack_whole(elements, is_dict)
+            data, start, follows_old = self._pack_whole(elements, is_dict)
         else:
-            packed = self._pack_along(elements, is_dict, old)
+            data, start, follows_old = self._pack_along(elements, is_dict, old)
         # msgpack has one type for bytes and bytearray; only a full split tells them apart.
         if old.holds_bytes and self._byte_types(elements, is_dict) is bytearray:
             raise LayoutChanged
         # 2. The same bytes as before: the old run is the new one.
-        data, start, follows_old = packed
-        size = packed.size
+        size = len(data) - start
         if size == old.size and (follows_old or old.starts(data, start)):
             return run
         # 3. So short that storing it again costs less than a span.
         if 0 < size <= SHORT and not may_hold_bytes(data):
             return ElementRun(Part(data[start:], [size], [len(elements)]), len(elements))
         # 4. Find what it has in common with the old one.
-        part = Alignment(self, elements, is_dict, limit, packed).align(old)
-        return ElementRun(part, len(elements))
+        alignment = Alignment(self, elements, is_dict, limit, data, start, size)
+        return ElementRun(alignment.align(old, follows_old=follows_old), len(elements))
 
     def _byte_types(self, elements: list[Any], is_dict: bool) -> type | None:
         return self._codec.byte_types([list(pair) for pair in elements] if is_dict else elements)

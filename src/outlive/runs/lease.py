@@ -14,13 +14,12 @@ rank of the entry that it read, so of many claims at once exactly one succeeds.
 from __future__ import annotations
 
 import datetime as dt
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from outlive.backend import ABSENT, NEXT, WALL, EntryCursor, EntryQuery, EntryRecord, ThreadKey
-from outlive.backend.clock import boot_id, lease_clock_us
+from outlive.backend.clock import clock
 from outlive.backend.entries import LOCK as LOCK
 from outlive.backend.entries import RUN as RUN
 from outlive.backend.entries import STEP as STEP
@@ -312,8 +311,8 @@ def lapses_at(entry: EntryRecord) -> dt.datetime | None:
     if is_time_of_day(entry):
         return moment(entry.until)
     # A local store times leases by a clock that counts since the boot: convert what is left of it.
-    left_us = entry.until - lease_clock_us()
-    return moment(time.time_ns() // 1000 + left_us) if entry.clock == boot_id() else None
+    here = clock()
+    return moment(here.now + entry.until - here.lease) if entry.clock == here.id else None
 
 
 def is_time_of_day(entry: EntryRecord) -> bool:

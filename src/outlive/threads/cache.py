@@ -33,12 +33,6 @@ class Base:
     def known(self) -> CachedHead:
         return CachedHead(self.record.id, self.record.chunks)
 
-    def weight(self) -> int:
-        """Return about how much memory this holds."""
-        if self.pieces is None:
-            return len(self.stream or b"") + 1000
-        return sum([part.size + 40 * len(part.ends) + 200 for part in self.pieces.parts])
-
     def bytes_of(self, codec: Codec) -> bytes:
         """Return the stream of the state."""
         stream, pieces = self.stream, self.pieces
@@ -109,7 +103,11 @@ class Cache:
             return weighed[0]
 
     def put(self, key: Key, base: Base) -> None:
-        weight = base.weight()
+        # About how much memory it holds.
+        parts = base.pieces.parts if base.pieces is not None else ()
+        weight = (
+            sum([part.size + 40 * len(part.ends) + 200 for part in parts]) + len(base.stream or b"") + 1000
+        )
         with self._lock:
             if key in self._bases:
                 self._total -= self._bases.pop(key)[1]

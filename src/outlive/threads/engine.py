@@ -77,7 +77,12 @@ class Draft:
     interrupts: tuple[Any, ...] = ()
     needs_parent: bool = False
     timeout_s: float | None = None
-    is_repeated: bool = False  # set by the save: its checkpoint was stored before, and nothing is new
+    receipt: Receipt | None = None  # set by the save
+
+    @property
+    def is_repeated(self) -> bool:
+        """Tell whether the checkpoint was stored before the save, and nothing is new."""
+        return self.receipt is not None and self.receipt.existing is not None
 
 
 @dataclass(slots=True)
@@ -151,21 +156,12 @@ class Engine:
 
     # Saving
 
-    async def save(self, key: ThreadKey, state: Any, draft: Draft) -> CheckpointInfo:
-        """Commit a state and return its checkpoint."""
-        start = time.perf_counter() if self._is_watched else 0.0
-        saved, receipt = await self.save_with_receipt(key, state, draft)
-        draft.is_repeated = receipt.existing is not None
-        if self._is_watched:
-            took_s = time.perf_counter() - start
-            event = Event(SAVE, key.id, saved.namespace, saved.id, saved.run, duration_s=took_s)
-            self.events.emit(replace(event, state_bytes=saved.state_bytes, new_bytes=saved.new_bytes))
-        return saved
+    async def save(self, key: ThreadKey, state: Any, draft: Draft, *, emits: bool = True) -> CheckpointInfo:
+        """Commit a state; on a stale base read the newest and try again, at last without any.
 
-    async def save_with_receipt(
-        self, key: ThreadKey, state: Any, draft: Draft
-    ) -> tuple[CheckpointInfo, Receipt]:
-        """Commit a state; on a stale base read the newest and try again, at last without any."""
+        `emits`: listeners are told of it.
+        """
+        start = time.perf_counter() if self._is_watched else 0.0
         deadline = Deadline(self.timeout_s if draft.timeout_s is None else draft.timeout_s)
         reason = ""
         for attempt in range(_REBASES + 1):
@@ -181,14 +177,20 @@ class Engine:
                 raise OutcomeUnknown(key.id, draft.id, deadline.timeout_s, str(error)) from error
             else:
                 if saved is not None:
+                    if self._is_watched and emits:
+                        self._emit_save(key, saved, time.perf_counter() - start)
                     return saved
         if reason:
             raise OutcomeUnknown(key.id, draft.id, deadline.timeout_s, reason)
         raise StaleBase(key.id)
 
+    def _emit_save(self, key: ThreadKey, saved: CheckpointInfo, took_s: float) -> None:
+        event = Event(SAVE, key.id, saved.namespace, saved.id, saved.run, duration_s=took_s)
+        self.events.emit(replace(event, state_bytes=saved.state_bytes, new_bytes=saved.new_bytes))
+
     async def _try_to_save(
         self, key: ThreadKey, state: Any, draft: Draft, deadline: Deadline, cache: Cache | None
-    ) -> tuple[CheckpointInfo, Receipt] | None:
+    ) -> CheckpointInfo | None:
         """Commit a state once; None when its checkpoint was there and was deleted meanwhile."""
         # 1. Split and plan. Nothing is stored yet.
         prepared = await self.prepare(key, state, draft, cache)
@@ -214,17 +216,18 @@ class Engine:
             if draft.replace and isinstance(error, HeadMoved | LeaseLost):
                 draft.timeout_s = deadline.as_timeout_s()
                 if (stored := await self._stored(key, prepared)) is not None:
-                    return describe(key, stored, draft), Receipt(0, 0, existing=stored)
+                    draft.receipt = Receipt(0, 0, existing=stored)
+                    return describe(key, stored, draft)
             raise
+        draft.receipt = result
         if result.existing is None:
             # 3. Make it the new base.
-            prepared.plan.settle()
+            prepared.plan.record_spans()
             (record,) = result.checkpoints
             base = Base(record, result.generation, prepared.plan.pieces)
             self.cache.put((key.digest, draft.namespace), base)
-            return describe(key, record, draft), result
-        repeated = await self._repeated(key, prepared, result.existing, deadline)
-        return None if repeated is None else (repeated, result)
+            return describe(key, record, draft)
+        return await self._repeated(key, prepared, result.existing, deadline)
 
     async def _repeated(
         self, key: ThreadKey, prepared: Prepared, stored: CheckpointRecord, deadline: Deadline

@@ -322,7 +322,7 @@ class _Import:
         engine, old = self._engine, self._bases.get(namespace)
         pieces = split(engine.codec, self.unpacked(form), old)
         plan = plan_chunks(engine.codec, engine.namer, pieces, old)
-        plan.settle()  # before the commit: if that fails, nothing is stored or read
+        plan.record_spans()  # before the commit: if that fails, nothing is stored or read
         self._bases[namespace] = pieces
         await self._bring(plan.chunks)
         return plan

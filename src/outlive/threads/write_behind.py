@@ -68,7 +68,7 @@ class Delayed:
             #    queue.
             prepared = await self._engine.prepare(self._key, state, draft, self._bases)
             # 2. Take the places of the plan for stored, before they are: a failure drops the base.
-            prepared.plan.settle()
+            prepared.plan.record_spans()
             record, old = prepared.commit.checkpoints[0], prepared.base
             item = _Item(prepared, old.save if old is not None and isinstance(old.save, _Item) else None)
             base = Base(record, old.generation if old is not None else 0, prepared.plan.pieces, save=item)

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from outlive.backend import Commit, Receipt, outcome_unknown, shortest_timeout
 from outlive.backends.local.fork import keep_for_fork
@@ -23,15 +24,13 @@ from outlive.runtime.fork import reset_in_child
 _YIELD_S = 0.0001
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A commit in the queue of a group."""
 
-    __slots__ = ("commit", "result", "until")
-
-    def __init__(self, commit: Commit) -> None:
-        self.commit = commit
-        self.result: Receipt | OutliveError | None = None
-        self.until = float("inf") if commit.timeout_s is None else time.monotonic() + commit.timeout_s
+    commit: Commit
+    until: float  # by time.monotonic
+    result: Receipt | OutliveError | None = None
 
 
 class SyncLocal(LocalCalls):
@@ -53,7 +52,11 @@ class SyncLocal(LocalCalls):
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Join the queue; the thread that gets the lock first commits for all that wait."""
-        own = [_Waiting(commit) for commit in commits]
+        now = time.monotonic()
+        own = [
+            _Waiting(commit, float("inf") if commit.timeout_s is None else now + commit.timeout_s)
+            for commit in commits
+        ]
         timeout_s = commits[0].timeout_s if len(commits) == 1 else shortest_timeout(commits)
         try:
             self._queue.extend(own)
@@ -109,7 +112,8 @@ class SyncLocal(LocalCalls):
             return
         commits = [waiting.commit for waiting in group]
         results = self.local.commit_all(commits)
-        self._bell.ring(commits)
+        if any(commit.entries for commit in commits):
+            self._bell.ring(commits)
         for waiting, result in zip(group, results, strict=True):
             if isinstance(result, StoreBusy) and time.monotonic() + _YIELD_S * 50 < waiting.until:
                 self._queue.append(waiting)  # it has more time than the least patient of its group

@@ -9,17 +9,18 @@ from typing import Any
 import apsw
 
 from outlive.backend import unescape
-from outlive.backends.sqlite.checked_thread import RECENT_US, THREADS, UncheckedThread, listed_key
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import audit_entries
-from outlive.backends.sqlite.view import RECORD, TABLES, SQLiteView, chunk_crc
+from outlive.backends.sqlite.reader import Reader
+from outlive.backends.sqlite.tables import RECENT_US, RECORD, TABLES, THREADS, listed_thread
+from outlive.backends.sqlite.view import chunk_crc
 from outlive.errors import Corrupt
 
 
 class Audit:
     """Looks at every row of one thread, and lists what is wrong."""
 
-    def __init__(self, db: apsw.Connection, view: SQLiteView) -> None:
+    def __init__(self, db: apsw.Connection, view: Reader) -> None:
         self._db = db
         self._view = view
         self._damage: list[Corrupt] = []
@@ -73,7 +74,8 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
     rows: list[Any] = db.execute(f"{THREADS} where not t.listed").fetchall()
     for row in rows:
         try:
-            view = SQLiteView(db, listed_key(row), unchecked=UncheckedThread.of(row))
+            thread, unchecked = listed_thread(row)
+            view = Reader(db, thread, unchecked=unchecked)
             # Worded as by the audit of that thread, so that `verify` lists each problem once.
             damage += Audit(db, view).run()
         except Corrupt as error:

@@ -4,7 +4,7 @@ WAL, `synchronous=FULL`, one writer at a time by BEGIN IMMEDIATE. Commits that w
 one transaction and so one fsync; a refused one is rolled back alone. A crash at any moment leaves
 the last committed transaction: SQLite rolls back the rest when the file is opened next.
 
-Every row carries a checksum over all of its columns. SQLiteView that could vanish without a trace are
+Every row carries a checksum over all of its columns. Rows that could vanish without a trace are
 counted elsewhere (`head`, `tally`). SQLite's bookkeeping of POSIX locks does not survive a fork, so
 the connection is closed just before one and opened again afterwards, in parent and child alike.
 """
@@ -43,21 +43,17 @@ from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting, write_order
 from outlive.backends.sqlite.audit import Audit, orphans
-from outlive.backends.sqlite.checked_thread import (
-    RECENT_US,
-    THREADS,
-    ThreadColumns,
-    UncheckedThread,
-    listed_key,
-)
 from outlive.backends.sqlite.connection import SCHEMA_VERSION, Connection, fetch_one
 from outlive.backends.sqlite.entries import EntrySearch, prefix_range
-from outlive.backends.sqlite.view import KnownKeys, SQLiteView
-from outlive.backends.sqlite.writer import Writer
+from outlive.backends.sqlite.reader import Reader
+from outlive.backends.sqlite.tables import RECENT_US, THREADS, ThreadColumns, listed_thread
+from outlive.backends.sqlite.view import SQLiteView
+from outlive.backends.sqlite.writer import KnownKeys, Writer
 from outlive.errors import Corrupt, OutliveError
 
 T = TypeVar("T")
 _BUSY_S = 30.0
+_ID = ThreadColumns._fields.index("id")
 _END = (1 << 63) - 1  # after every moment
 _VACUUM_PAGES = 4000  # freed after a deletion at most: a bounded pause for others
 _WORTH_PAGES = 256  # fewer free pages wait for more: freeing them takes as long as a save
@@ -205,7 +201,7 @@ class SQLiteBackend:
         timeout_s: float | None = None,
     ) -> ReadResult:
         with self._connection.transaction("deferred") as db:
-            view = SQLiteView(db, thread, namespace)
+            view = Reader(db, thread, namespace)
             if view.counters is None:
                 return ReadResult(0)
             record = view.newest(namespace, at) if id is None else view.find(namespace, id)
@@ -223,14 +219,14 @@ class SQLiteBackend:
         self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
         with self._connection.transaction("deferred") as db:
-            view = SQLiteView(db, query.thread, query.namespace or "")
+            view = Reader(db, query.thread, query.namespace or "")
             if view.counters is None:
                 return 0, []
             return view.counters.generation, view.page(query)
 
     def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
         with self._connection.transaction("deferred") as db:
-            view = SQLiteView(db, query.thread, query.namespace or "")
+            view = Reader(db, query.thread, query.namespace or "")
             if view.counters is None:
                 return Page(0)
             page = view.page(query)
@@ -241,7 +237,7 @@ class SQLiteBackend:
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
     ) -> list[WriteRecord]:
         with self._connection.transaction("deferred") as db:
-            view = SQLiteView(db, thread)
+            view = Reader(db, thread)
             pairs = view.written() if checkpoints is None else checkpoints
             return sorted((write for pair in pairs for write in view.writes_of(*pair)), key=write_order)
 
@@ -252,7 +248,7 @@ class SQLiteBackend:
             search = EntrySearch(db, query, clock())
             if query.thread is None:
                 return search.of_tenant()
-            view = SQLiteView(db, query.thread)
+            view = Reader(db, query.thread)
             if view.counters is None or query.thread.tenant != query.tenant:
                 return []
             return search.of_thread(query.thread, view.key)
@@ -273,7 +269,7 @@ class SQLiteBackend:
             ).fetchall()
             roster = f"select t.id from roster t where t.tenant = ? and {where} order by t.id limit ?"
             expected = [row[0] for row in db.execute(roster, values)]
-            if expected != [ThreadColumns.of(row).id for row in rows]:
+            if expected != [row[_ID] for row in rows]:
                 raise Corrupt("the list of threads is damaged: a row of it is gone or changed")
             return [self._summary(db, row, query.heads) for row in rows]
 
@@ -298,13 +294,14 @@ class SQLiteBackend:
             return Totals(*fetch_one(db, sql, (escape(tenant),)))
 
     def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRecord:
-        view = SQLiteView(db, listed_key(row), unchecked=UncheckedThread.of(row))
+        thread, unchecked = listed_thread(row)
+        view = Reader(db, thread, unchecked=unchecked)
         *_, info, projection, check = row
         return view.summary(info, projection, check, heads)
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         with self._connection.transaction("deferred") as db:
-            view = SQLiteView(db, thread)
+            view = Reader(db, thread)
             if view.counters is None:
                 return Inventory(0, 0, {})
             rows = db.execute("select name, length(data), revision from chunk where thread = ?", (view.key,))
@@ -318,11 +315,11 @@ class SQLiteBackend:
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
         with self._connection.transaction("deferred") as db:
-            return SQLiteView(db, thread).data(names)
+            return Reader(db, thread).data(names)
 
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
         with self._connection.transaction("immediate") as db:
-            data = SQLiteView(db, source).data(names)
+            data = Reader(db, source).data(names)
             return self._commit(db, Commit(target, chunks=tuple(data.items()))).generation
 
     def facts(self) -> dict[str, object]:
@@ -354,7 +351,7 @@ class SQLiteBackend:
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         with self._connection.transaction("deferred") as db:
             if thread is not None:
-                return Audit(db, SQLiteView(db, thread)).run()
+                return Audit(db, Reader(db, thread)).run()
             rows = db.execute("pragma integrity_check").fetchall()
             damage = [Corrupt(f"SQLite: {row[0]}") for row in rows if row[0] != "ok"] + orphans(db)
         with self._connection.translated():

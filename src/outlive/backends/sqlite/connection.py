@@ -102,9 +102,9 @@ class Connection:
         """
         db: apsw.Connection | None = None
         try:
-            db = self.db()
+            db = self._connection or self.db()
             # Every time: the connection keeps the timeout of the transaction before.
-            self._wait_for_others(db, self._busy_s if busy_s is None else busy_s)
+            db.set_busy_timeout(max(1, int((busy_s or self._busy_s) * 1000)))
             db.execute(f"begin {kind}")
             yield db
             self._check_place(db, kind)
@@ -123,10 +123,6 @@ class Connection:
             with contextlib.suppress(apsw.Error, OSError):
                 frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
                 self._marks.acknowledge(frames, self._page_size)
-
-    @staticmethod
-    def _wait_for_others(db: apsw.Connection, busy_s: float) -> None:
-        db.set_busy_timeout(max(1, int(busy_s * 1000)))
 
     def _check_place(self, db: apsw.Connection, kind: str) -> None:
         """Refuse a file that was moved or deleted: before every commit, sometimes when reading."""
@@ -178,7 +174,7 @@ class Connection:
         db = apsw.Connection(self._file)
         try:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # what is refused is left as it is
-            self._wait_for_others(db, self._busy_s)
+            db.set_busy_timeout(max(1, int(self._busy_s * 1000)))
             db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
             # Without this, many statements are prepared again for every value.
             db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)

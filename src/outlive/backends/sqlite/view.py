@@ -1,12 +1,15 @@
-"""The rows of one thread in SQLite inside a transaction: read, checked, and made into records."""
+"""One thread in SQLite inside a transaction: its rows, read, checked, and made into records.
+
+Every commit writes two rows: that of `thread`, and the head of the root namespace, which repeats
+the thread's revision. When they differ, one of them was lost or is an older copy of itself. A head
+is also compared with the newest checkpoint that the index finds, and with that checkpoint's
+checksum.
+"""
 
 from __future__ import annotations
 
-import functools
-import itertools
-import operator
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import apsw
@@ -14,79 +17,41 @@ import ormsgpack
 
 from outlive.backend import (
     CheckpointRecord,
-    Cursor,
     EntryRecord,
-    HistoryQuery,
     ThreadKey,
-    ThreadRecord,
     WriteRecord,
     checksum,
     escape,
     unescape,
 )
-from outlive.backends.rules.view import Counters, write_order
-from outlive.backends.sqlite.checked_thread import CheckedThread, UncheckedThread, guess, look_up
+from outlive.backends.rules.view import Counters
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import StoredEntry, find_entry
+from outlive.backends.sqlite.tables import (
+    COUNT_INDEXED,
+    GONE,
+    HAS,
+    HEAD,
+    NO_HEAD,
+    READ_OTHER,
+    READ_ROOT,
+    RECORD,
+    ROOT_END,
+    SAVE_OTHER,
+    SAVE_ROOT,
+    THREAD_END,
+    WRITE,
+    Head,
+    HeadColumns,
+    ThreadColumns,
+    UncheckedThread,
+    roster_key,
+)
 from outlive.errors import Corrupt
 
-CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, names, body, checksum"
-WRITE = (
-    "namespace, checkpoint, task, idx, channel, path, epoch, fence, revision, chunks, names, body, checksum"
-)
-_VERSION = (
-    "(select v.checksum from checkpoint_version v "
-    "where v.thread = c.thread and v.namespace = c.namespace and v.id = c.id)"
-)
-RECORD = f"select {', '.join(f'c.{name}' for name in CHECKPOINT.split(', '))}, {_VERSION} from checkpoint c"
-# Ids in the index that their own rows have too: a page of it may have been replaced by one of
-# another index.
-_COUNT_INDEXED = (
-    "select count(*) from checkpoint i indexed by checkpoint_id cross join checkpoint c on c.key = i.key "
-    "where i.thread = ? and c.id is i.id and c.namespace is i.namespace"
-)
-_WRITES = (
-    f"select 0, {WRITE} from write where thread = ?1 and namespace = ?2 and checkpoint = ?3 union all "
-    f"select 1, writes, sum, checksum{', null' * 10} from tally where thread = ?1 and namespace = ?2 and checkpoint = ?3"
-)
-_HAS = (
-    "select exists(select 1 from checkpoint where thread = ?1 and id = ?3 and namespace = ?2), "
-    "exists(select 1 from tally where thread = ?1 and namespace = ?2 and checkpoint = ?3) "
-    "or exists(select 1 from write where thread = ?1 and namespace = ?2 and checkpoint = ?3)"
-)
-# The tables with the rows of a thread.
-TABLES = ("checkpoint", "checkpoint_version", "chunk", "write", "tally", "entry", "entry_version")
-GONE = bytes(16)  # in place of the name of a chunk that is not there
 
-
-class KnownKeys:
-    """Keys of chunks, by thread and name.
-
-    They are valid for a generation, which keeps all chunks.
-    """
-
-    def __init__(self) -> None:
-        self._threads: dict[bytes, tuple[int, dict[bytes, int]]] = {}
-
-    def of(self, digest: bytes, row: Counters) -> dict[bytes, int]:
-        """Return the keys of a thread in its present generation."""
-        known = self._threads.get(digest)
-        if known is None or known[0] != row.generation:
-            if len(self._threads) >= _KNOWN_THREADS:
-                self._threads.pop(next(iter(self._threads)))
-            known = self._threads[digest] = (row.generation, {})
-        return known[1]
-
-    def forget(self) -> None:
-        """Drop everything: what a transaction that was rolled back said is not true."""
-        self._threads.clear()
-
-
-_KNOWN_THREADS = 1000
-
-
-class SQLiteView(CheckedThread):
-    """One thread as it is inside a transaction."""
+class SQLiteView:
+    """The counters, heads and records of one thread, as far as a commit looks at them."""
 
     def __init__(
         self,
@@ -101,16 +66,109 @@ class SQLiteView(CheckedThread):
         if unchecked is None:
             space = draft.namespace if draft is not None else namespace
             unchecked = look_up(db, thread.digest, space, None if draft is None else draft.id)
-        super().__init__(db, thread, unchecked, deletes=deletes)
+        self._db = db
+        self._unchecked = unchecked
         self._no_draft: tuple[str, str] | None = None
         if draft is not None and not unchecked.has_checkpoint:
             self._no_draft = (draft.namespace, draft.id)
+        self.thread = thread
+        self.counters: Counters | None = None
+        self.key = self.checkpoints = self.entries = self.stored = self.updated_at = 0
+        self.is_listed = self.has_row = False
         # Of each, those that were looked for:
+        self._heads: dict[str, Head | None] = {}
         self._chunks: dict[bytes, tuple[int, int] | None] = {}
         self._names: dict[int, bytes] = {}  # of chunks, by key
         self._entries: dict[tuple[str, str], StoredEntry] = {}
         self.have_writes: set[tuple[str, str]] = set()
         self.write_checksums: dict[tuple[str, str, str, int], bytes | None] = {}
+        # The row of the thread counts when it and the head of the root namespace say the same.
+        problem = self._disagreement()
+        if problem is not None:
+            if not deletes:
+                raise self._corrupt(problem)
+            self._salvage()
+        elif self._unchecked.row is not None:
+            row = self._unchecked.row
+            self.has_row, self.key, self.is_listed = True, row.key, bool(row.listed)
+            self.checkpoints, self.entries, self.stored = row.checkpoints, row.entries, row.stored
+            self.updated_at = row.updated_at
+            self.counters = Counters(
+                row.generation, row.revision, row.epoch, row.seq, row.created_at, row.info_version
+            )
+
+    def _disagreement(self) -> str | None:
+        """Say what is wrong with the row of the thread, or with that of its root's head."""
+        row, root = self._unchecked.row, self._unchecked.heads[""]
+        if row is None:
+            listed = "select 1 from roster where tenant = ? and id = ?"
+            is_gone = root != NO_HEAD or fetch_one(self._db, listed, roster_key(self.thread)) is not None
+            return "its row is gone" if is_gone else None
+        if row.checksum != checksum(*row[:-1]):
+            return "its row is damaged"
+        if root == NO_HEAD:
+            return "the head of namespace '' is gone"
+        head = self._heads[""] = checked_head(self.thread.digest, "", root)
+        if head is None:
+            return "the head of namespace '' is damaged"
+        if (head.thread, head.revision) != (row.key, row.revision):
+            return (
+                f"its row is of revision {row.revision} and its head of revision {head.revision}: "
+                "one of them is an older copy of itself"
+            )
+        return None
+
+    def _salvage(self) -> None:
+        """Derive what a thread needs to start again after damage: no seq is used twice."""
+        row = self._unchecked.row or ThreadColumns()
+        root = self._unchecked.heads[""]
+        if checked_head(self.thread.digest, "", root) is None:
+            root = NO_HEAD
+        self.has_row, self.is_listed = self._unchecked.row is not None, True
+        self.key = row.key or root.thread or 0
+        if self.has_row:
+            tenant = escape(self.thread.tenant)
+            self._db.execute("update thread set tenant = ? where key = ?", (tenant, self.key))
+        around = "select max(epoch), max(seq), count(*) from checkpoint where thread = ?"
+        epoch, seq, self.checkpoints = fetch_one(self._db, around, (self.key,))
+        (revision,) = fetch_one(self._db, "select max(revision) from chunk where thread = ?", (self.key,))
+        if self.key:
+            self.counters = Counters(
+                0,
+                _greatest(row.revision, root.revision, revision),
+                _greatest(row.epoch, root.epoch, epoch),
+                _greatest(row.seq, root.seq, seq),
+                _greatest(row.created_at),
+            )
+
+    def _corrupt(self, problem: str, checkpoint: str | None = None) -> Corrupt:
+        return Corrupt(problem, thread=self.thread.id, checkpoint=checkpoint)
+
+    def head_row(self, namespace: str) -> Head | None:
+        """Return the head of a namespace, checked by itself; None when it has no checkpoints."""
+        if namespace not in self._heads:
+            name, row = escape(namespace), self._unchecked.heads.get(namespace)
+            if row is None:
+                sql = f"select {HEAD} from head where digest = ? and namespace = ?"
+                row = HeadColumns(*fetch_one(self._db, sql, (self.thread.digest, name)) or ())
+            head = None if row == NO_HEAD else checked_head(self.thread.digest, name, row)
+            if row != NO_HEAD and (head is None or head.thread != self.key):
+                raise self._corrupt(f"the head of namespace {namespace!r} is damaged", guess(row.id))
+            self._heads[namespace] = head
+        head = self._heads[namespace]
+        return None if head is None or head.id is None else head
+
+    def check_head(self, namespace: str) -> Head | None:
+        """Compare the head of a namespace with the newest place in the index, and return it."""
+        head = self.head_row(namespace)
+        if namespace not in self._unchecked.newest:
+            sql = "select epoch, seq from checkpoint where thread = ? and namespace = ? order by epoch desc, seq desc limit 1"
+            self._unchecked.newest[namespace] = fetch_one(self._db, sql, (self.key, escape(namespace)))
+        newest = self._unchecked.newest[namespace]
+        if newest != (None if head is None else (head.epoch, head.seq)):
+            loss = "its newest checkpoint, or is an older copy of itself"
+            raise self._corrupt(f"the head of namespace {namespace!r} has lost {loss}")
+        return head
 
     # What `decide` asks
 
@@ -147,7 +205,7 @@ class SQLiteView(CheckedThread):
         return None if row is None else self._write(row)
 
     def has(self, pair: tuple[str, str]) -> bool:
-        is_there, is_written = fetch_one(self._db, _HAS, (self.key, escape(pair[0]), escape(pair[1])))
+        is_there, is_written = fetch_one(self._db, HAS, (self.key, escape(pair[0]), escape(pair[1])))
         if is_written:
             self.have_writes.add(pair)
         return bool(is_there or is_written)
@@ -204,58 +262,13 @@ class SQLiteView(CheckedThread):
             raise self._corrupt("its chunks are damaged", checkpoint)
         return tuple(names)
 
-    # Records
+    def check_index(self) -> None:
+        """Make sure that every checkpoint is found by its id."""
+        count = fetch_one(self._db, COUNT_INDEXED, (self.key,))[0]
+        if count != self.checkpoints:
+            raise self._corrupt(f"its index of ids has {count} checkpoints instead of {self.checkpoints}")
 
-    def newest(self, namespace: str, at: int | None) -> CheckpointRecord | None:
-        if at is not None:
-            return self._newest_at(namespace, at)
-        head = self.head_row(namespace)
-        place = (self.key, escape(namespace))
-        newest = f"{RECORD} where c.thread = ? and c.namespace = ? order by c.epoch desc, c.seq desc limit 1"
-        row = fetch_one(self._db, newest, place)
-        if head is None and row is None:
-            return None
-        if head is None:
-            raise self._corrupt(f"the head of namespace {namespace!r} is gone")
-        if row is not None and row[1] != head.id:  # two of one place, or the head is not the newest
-            row = fetch_one(self._db, newest.replace("seq desc", "seq desc, c.id desc"), place)
-        if row is None or (row[4], row[5], row[1]) < head.order:
-            raise self._corrupt("the newest checkpoint is gone", unescape(head.id or ""))
-        if (row[4], row[5], row[1]) != head.order:
-            raise self._corrupt(
-                f"the head of namespace {namespace!r} is an older copy of itself", guess(row[1])
-            )
-        record = self.record(row)
-        if row[17] != head.record:
-            raise self._corrupt("its record is an older copy of itself", record.id)
-        return record
-
-    def _newest_at(self, namespace: str, at: int) -> CheckpointRecord | None:
-        """Look at all rows: SQL would pass over one whose time or place is damaged."""
-        self.check_count(namespace)
-        records = list(self._records(namespace, None))
-        return next((record for record in records if record.created_at <= at), None)
-
-    def page(self, query: HistoryQuery) -> list[CheckpointRecord]:
-        if query.before is None:
-            self.check_count(query.namespace)
-            if query.namespace is not None:
-                # Its place may have been changed to that of another page.
-                self.check_head(query.namespace)
-        records = self._records(query.namespace, query.before)
-        matches = (record for record in records if query.run is None or record.run == query.run)
-        return list(itertools.islice(matches, query.limit))
-
-    def _records(self, namespace: str | None, before: Cursor | None) -> Iterator[CheckpointRecord]:
-        """Yield records, newest first, each one checked."""
-        where, values = "thread = ?", [self.key]
-        if namespace is not None:
-            where, values = where + " and namespace = ?", [*values, escape(namespace)]  # type: ignore[list-item]
-        if before is not None:
-            where, values = where + " and (epoch, seq, id) < (?, ?, ?)", [*values, *before]  # type: ignore[list-item]
-        sql = f"{RECORD} where {where} order by epoch desc, seq desc, id desc"
-        for row in self._db.execute(sql, values):
-            yield self.record(row)
+    # Rows to records
 
     def record(self, row: Sequence[Any]) -> CheckpointRecord:
         """Return the fields of a row and its version, if both are as they were written."""
@@ -287,58 +300,15 @@ class SQLiteView(CheckedThread):
             created_at=created_at,
         )
 
-    def check_absent(self, namespace: str) -> None:
-        """Make sure that what was not found was never there: look at every row, and count them."""
-        self.check_count(namespace)
-        for _ in self._records(namespace, None):
-            pass
-        self.check_index()
-
-    def check_index(self) -> None:
-        """Make sure that every checkpoint is found by its id."""
-        count = fetch_one(self._db, _COUNT_INDEXED, (self.key,))[0]
-        if count != self.checkpoints:
-            raise self._corrupt(f"its index of ids has {count} checkpoints instead of {self.checkpoints}")
-
-    def check_count(self, namespace: str | None) -> None:
-        """Compare how many checkpoints there are with how many there should be."""
-        head = None if namespace is None else self.head_row(namespace)
-        expected = self.checkpoints if namespace is None else head.checkpoints if head else 0
-        count = self._count_rows(namespace)
-        if count != expected:
-            where = "it" if namespace is None else f"namespace {namespace!r}"
-            raise self._corrupt(f"{where} has {count} checkpoints instead of {expected}")
-
-    def _count_rows(self, namespace: str | None) -> int:
-        if namespace is None:
-            row = fetch_one(self._db, "select count(*) from checkpoint where thread = ?", (self.key,))
-        else:
-            sql = "select count(*) from checkpoint where thread = ? and namespace = ?"
-            row = fetch_one(self._db, sql, (self.key, escape(namespace)))
-        return int(row[0])
-
-    def data(self, names: Sequence[bytes]) -> dict[bytes, bytes]:
-        chunks = {}
-        for name in names:
-            row = fetch_one(
-                self._db, "select data from chunk where thread = ? and name = ?", (self.key, name)
-            )
-            if row is not None:
-                chunks[name] = row[0]
-        return chunks
-
-    def writes_of(self, namespace: str, checkpoint: str) -> list[WriteRecord]:
-        where = (self.key, escape(namespace), escape(checkpoint))
-        rows: list[Any] = self._db.execute(_WRITES, where).fetchall()
-        if not rows:
-            return []
-        tally = rows.pop()[1:4] if rows[-1][0] else None
-        count, total = self._checked_tally(where, tally, checkpoint)
-        if len(rows) != count:
-            raise self._corrupt(f"it has {len(rows)} writes instead of {count}", checkpoint)
-        if xor(row[13] for row in rows) != total:
-            raise self._corrupt("one of its writes is damaged or is an older copy of itself", checkpoint)
-        return sorted((self._write(row[1:]) for row in rows), key=write_order)
+    def _write(self, row: Sequence[Any]) -> WriteRecord:
+        *fields, check = row
+        if check != checksum(self.key, *fields):
+            raise self._corrupt("a write is damaged", guess(row[1]))
+        ns, checkpoint, task, index, channel, path, epoch, fence, revision, keys, names, body = fields
+        return WriteRecord(
+            unescape(ns), unescape(checkpoint), unescape(task), index, unescape(channel), unescape(path), body,
+            self._chunk_names(keys, names, unescape(checkpoint)), (epoch, fence, revision),
+        )  # fmt: skip
 
     def tally(self, namespace: str, checkpoint: str) -> tuple[int, int]:
         """Return how many writes a checkpoint has, and the exclusive or of their checksums."""
@@ -355,49 +325,43 @@ class SQLiteView(CheckedThread):
             raise self._corrupt("the count of its writes is damaged", checkpoint)
         return row[0], int.from_bytes(row[1])
 
-    def written(self) -> list[tuple[str, str]]:
-        sql = "select namespace, checkpoint from tally where thread = ? union select namespace, checkpoint from write where thread = ?"
-        return [(unescape(ns), unescape(id)) for ns, id in self._db.execute(sql, (self.key, self.key))]
 
-    def _write(self, row: Sequence[Any]) -> WriteRecord:
-        *fields, check = row
-        if check != checksum(self.key, *fields):
-            raise self._corrupt("a write is damaged", guess(row[1]))
-        ns, checkpoint, task, index, channel, path, epoch, fence, revision, keys, names, body = fields
-        return WriteRecord(
-            unescape(ns), unescape(checkpoint), unescape(task), index, unescape(channel), unescape(path), body,
-            self._chunk_names(keys, names, unescape(checkpoint)), (epoch, fence, revision),
-        )  # fmt: skip
-
-    def summary(
-        self, info: bytes | None, projection: str | None, check: bytes | None, heads: bool = True
-    ) -> ThreadRecord:
-        assert self.counters is not None
-        row = self.counters
-        if check != (None if info is None else info_checksum(self.key, row.info_version, info, projection)):
-            raise self._corrupt("its metadata is damaged")
-        head = self.newest("", None) if heads else None
-        return ThreadRecord(
-            self.thread.id, row.generation, row.revision, row.epoch, row.seq, self.checkpoints, self.stored,
-            row.created_at, self.updated_at, info, projection, row.info_version, head,
-        )  # fmt: skip
+def look_up(db: apsw.Connection, digest: bytes, namespace: str, id: str | None) -> UncheckedThread:
+    """Read the row of a thread with its heads; with an id, all that a save needs to know."""
+    values: tuple[Any, ...] = (digest, escape(namespace))
+    if id is None:
+        sql, values = (READ_OTHER, values) if namespace else (READ_ROOT, values[:1])
+    else:
+        sql, values = (SAVE_OTHER if namespace else SAVE_ROOT), (*values, escape(id))
+    rows: list[Any] = db.execute(sql, values).fetchall()
+    if not rows:  # it is new, or its row is lost
+        root = fetch_one(db, f"select {HEAD} from head where digest = ? and namespace = ''", values[:1])
+        return UncheckedThread(None, {"": HeadColumns(*root or ())}, has_checkpoint=False)
+    (row,) = rows
+    stored = UncheckedThread(ThreadColumns(*row[:THREAD_END]), {"": HeadColumns(*row[THREAD_END:ROOT_END])})
+    if namespace:
+        stored.heads[namespace] = HeadColumns(*row[ROOT_END : ROOT_END + len(NO_HEAD)])
+    if id is not None:
+        *_, has_checkpoint, epoch, seq = row
+        stored.has_checkpoint = bool(has_checkpoint)
+        stored.newest[namespace] = None if seq is None else (epoch, seq)
+    return stored
 
 
-def info_checksum(thread_key: int, version: int, info: bytes, projection: str | None) -> bytes:
-    """Return a checksum over the metadata of a thread and its version, to detect older copies."""
-    return checksum(thread_key, version, info, projection)
+def checked_head(digest: bytes, name: str, row: HeadColumns) -> Head | None:
+    """Return a head whose row is whole; None when it is damaged."""
+    *fields, check = row
+    return Head(*fields) if check == checksum(digest, name, *fields) else None
 
 
-def xor(checksums: Iterable[bytes | None]) -> int:
-    """Return the xor of checksums: any missing, added or changed one shows, whatever the order."""
-    return functools.reduce(
-        operator.xor, (int.from_bytes(check) for check in checksums if check is not None), 0
-    )
+def _greatest(*counters: Any) -> int:
+    """Return the greatest of counters that may be anything."""
+    return max((count for count in counters if type(count) is int and 0 <= count < 1 << 53), default=0)
 
 
-def chunk_crc(thread_key: int, name: bytes, revision: int, data: bytes) -> int:
-    """Return a checksum over all of a chunk's row; it needs no key."""
-    return zlib.crc32(b"%d:%d:" % (thread_key, revision) + name, zlib.crc32(data))
+def guess(id: Any) -> str | None:
+    """Name a checkpoint whose row is damaged, as far as it can be read."""
+    return id if isinstance(id, str) else None
 
 
 def _keys(packed: bytes) -> list[int]:
@@ -405,3 +369,8 @@ def _keys(packed: bytes) -> list[int]:
     if not isinstance(keys, list) or not all(isinstance(key, int) for key in keys):
         raise Corrupt("a list of chunks is damaged")
     return keys
+
+
+def chunk_crc(thread_key: int, name: bytes, revision: int, data: bytes) -> int:
+    """Return a checksum over all of a chunk's row; it needs no key."""
+    return zlib.crc32(b"%d:%d:" % (thread_key, revision) + name, zlib.crc32(data))

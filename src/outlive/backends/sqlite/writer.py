@@ -9,21 +9,47 @@ import apsw
 import ormsgpack
 
 from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
-from outlive.backends.rules.view import Effect
-from outlive.backends.sqlite.checked_thread import RECENT_US, Head, put_head, roster_key
+from outlive.backends.rules.view import Counters, Effect
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
-from outlive.backends.sqlite.view import (
+from outlive.backends.sqlite.tables import (
     CHECKPOINT,
+    RECENT_US,
     TABLES,
     WRITE,
-    KnownKeys,
-    SQLiteView,
-    chunk_crc,
+    Head,
     info_checksum,
+    roster_key,
     xor,
 )
+from outlive.backends.sqlite.view import SQLiteView, chunk_crc
 from outlive.errors import StaleBase
+
+
+class KnownKeys:
+    """Keys of chunks, by thread and name.
+
+    They are valid for a generation, which keeps all chunks.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[bytes, tuple[int, dict[bytes, int]]] = {}
+
+    def of(self, digest: bytes, row: Counters) -> dict[bytes, int]:
+        """Return the keys of a thread in its present generation."""
+        known = self._threads.get(digest)
+        if known is None or known[0] != row.generation:
+            if len(self._threads) >= _KNOWN_THREADS:
+                self._threads.pop(next(iter(self._threads)))
+            known = self._threads[digest] = (row.generation, {})
+        return known[1]
+
+    def forget(self) -> None:
+        """Drop everything: what a transaction that was rolled back said is not true."""
+        self._threads.clear()
+
+
+_KNOWN_THREADS = 1000
 
 
 class Writer:
@@ -73,7 +99,7 @@ class Writer:
         # The head of each namespace that changed, and always the root's: it repeats the thread's
         # revision, which reveals a lost or older row of either.
         for namespace in {**self._touched, "": 0}:
-            self._settle_head(namespace)
+            self._put_head(namespace)
         if effect.writes:
             self._put_writes(effect.writes)
         for entry in effect.entries:
@@ -248,36 +274,37 @@ class Writer:
         self._db.execute("delete from write where thread = ? and namespace = ? and checkpoint = ?", where)
         self._db.execute("delete from tally where thread = ? and namespace = ? and checkpoint = ?", where)
 
-    def _settle_head(self, namespace: str) -> None:
+    def _put_head(self, namespace: str) -> None:
         """Store the newest checkpoint of a namespace and their count; of the root, any change."""
-        view, revision = self._view, self._effect.counters.revision
-        change = self._touched.get(namespace, 0)
-        old = None
-        if not self._effect.everything:
-            old = view.head_row(namespace)
-            if old is not None and namespace not in self._touched:
-                put_head(self._db, view.thread.digest, "", old._replace(revision=revision))
-                return
-        newest = self._newest(namespace, old)
-        if newest is not None:
-            epoch, seq, id, record = newest
-            head = Head(view.key, revision, epoch, seq, id, (old.checkpoints if old else 0) + change, record)
+        view, effect = self._view, self._effect
+        digest, name = view.thread.digest, escape(namespace)
+        revision = effect.counters.revision
+        old = None if effect.everything else view.head_row(namespace)
+        if old is not None and namespace not in self._touched:
+            head = old._replace(revision=revision)
+        elif (newest := self._newest(namespace, old)) is not None:
+            count = (old.checkpoints if old else 0) + self._touched.get(namespace, 0)
+            head = Head(view.key, revision, *newest[:3], count, newest[3])
         elif namespace == "":
             head = Head(view.key, revision, 0, 0, None, 0, None)
         else:
-            where = (view.thread.digest, escape(namespace))
-            self._db.execute("delete from head where digest = ? and namespace = ?", where)
+            self._db.execute("delete from head where digest = ? and namespace = ?", (digest, name))
             return
-        put_head(self._db, view.thread.digest, escape(namespace), head)
+        self._db.execute(
+            "insert or replace into head values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (digest, name, *head, checksum(digest, name, *head)),
+        )
 
-    def _newest(self, namespace: str, old: Head | None) -> Sequence[Any] | None:
+    def _newest(self, namespace: str, old: Head | None) -> tuple[int, int, str, bytes] | None:
         """Return (epoch, seq, id, checksum) of the newest checkpoint of a namespace."""
         effect = self._effect
         if len(effect.checkpoints) == 1 and not (effect.removed or effect.replaced):
             record = effect.checkpoints[0]
-            if record.namespace == namespace and (old is None or record.order > old.order):
-                return (*record.order, self._checksums[record.namespace, record.id])
-        newest: Sequence[Any] | None = fetch_one(
+            if record.namespace == namespace:
+                order = record.order
+                if old is None or order > (old.epoch, old.seq, old.id or ""):
+                    return (*order, self._checksums[record.namespace, record.id])
+        newest: tuple[int, int, str, bytes] | None = fetch_one(
             self._db,
             "select epoch, seq, id, checksum from checkpoint where thread = ? and namespace = ? "
             "order by epoch desc, seq desc, id desc limit 1",

@@ -70,7 +70,7 @@ class Batch:
         prepared = await self._session.engine.prepare(self._key, state, draft, cache)
         (record,) = prepared.commit.checkpoints
         record.created_at = decoded.created_at
-        prepared.plan.settle()  # not committed yet, but nothing of this is used when it cannot be
+        prepared.plan.record_spans()  # not committed yet, but nothing of this is used when it cannot be
         self._cache.put(slot, Base(record, self._generation or 0, prepared.plan.pieces))
         self._records.append(record)
         await self._add_chunks(prepared.plan.chunks)
