@@ -41,7 +41,6 @@ from outlive.errors import (
     RunMissing,
     SeveralFailed,
     StoreClosed,
-    StoreError,
     raise_all,
     well_formed,
 )
@@ -66,11 +65,11 @@ from outlive.threads import export
 from outlive.threads.cache import Cache
 from outlive.threads.copy import entries_into_store, into_store
 from outlive.threads.engine import Engine
-from outlive.threads.listing import Threads
+from outlive.threads.listing import Threads, choose_threads
 from outlive.threads.thread import AsyncThread, S
-from outlive.threads.verify import verify_thread, verify_unlisted
-from outlive.threads.write_behind import Delayed
-from outlive.values import Problem, StoreSize, ThreadInfo, Verified, micros
+from outlive.threads.verify import verify_store
+from outlive.threads.write_behind import SaveQueue
+from outlive.values import StoreSize, ThreadInfo, Verified, micros
 
 if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.encryption.rotation import Rotated
@@ -118,7 +117,7 @@ class AsyncStore(AsyncContext):
         self._settings = settings
         self._opener = opener
         self._durability = settings.durability
-        self._queues: dict[bytes, Delayed] = {}
+        self._queues: dict[bytes, SaveQueue] = {}
         self._delayed_bases = Cache(engine.cache.limit_bytes)
         self._is_closed = False
         # Opens the same store in the sync mode.
@@ -574,38 +573,7 @@ class AsyncStore(AsyncContext):
         `progress(done, total)` is called after each thread; `total` is None where it is not known before the end.
         """
         await self.flush()
-        try:
-            problems = [Problem.of(error) for error in await self._engine.backend.audit(None)]
-        except StoreError as error:
-            return Verified(0, 0, 0, (Problem.of(error),))
-        threads = checkpoints = chunks = 0
-        listed: set[str] = set()
-        async for key in self._keys(problems):
-            listed.add(key.id)
-            report = await verify_thread(self._engine, key)
-            threads += 1
-            checkpoints += report.checkpoints
-            chunks += report.chunks
-            problems += report.problems
-            if progress is not None:
-                progress(threads, None)
-        problems += await verify_unlisted(self._engine, self._settings.tenant, listed)
-        return Verified(threads, checkpoints, chunks, tuple(dict.fromkeys(problems)))
-
-    async def _keys(self, problems: list[Problem]) -> AsyncIterator[ThreadKey]:
-        """List threads as far as the listing itself is whole."""
-        damaged: list[Corrupt] = []
-        pages = Threads(self._engine, self._settings.tenant, heads=False, damaged=damaged)
-        while True:
-            try:
-                row = await pages.next_row()
-            except StoreError as error:
-                problems.append(Problem.of(error))
-                break
-            if row is None:
-                break
-            yield self._key(row.id)
-        problems += map(Problem.of, damaged)
+        return await verify_store(self._engine, self._settings.tenant, progress)
 
     async def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
         """Delete what `retain` does not keep (default: as the store was opened), in batches.
@@ -688,7 +656,11 @@ class AsyncStore(AsyncContext):
         self._check_target(target)
         await self.flush()
         damaged: list[Corrupt] = []
-        ids = await self._chosen(threads, None if since is None else micros(since), damaged)
+        if isinstance(threads, str) or not isinstance(threads, Iterable | None):
+            raise BadArgument(f"threads must be a list of ids; for one thread write [{threads!r:.100}]")
+        wanted = None if threads is None else {check_id("thread id", id) for id in threads}
+        moment = None if since is None else micros(since)
+        ids = await choose_threads(self._engine, self._settings.tenant, wanted, moment, damaged)
         for done, id in enumerate(ids, 1):
             rows = await self._engine.backend.threads(
                 ThreadQuery(self._settings.tenant, only=id, heads=False)
@@ -726,25 +698,6 @@ class AsyncStore(AsyncContext):
             raise BadArgument("source and target must be opened with the same tenant")
         if isinstance(backend, Encrypted) and not backend.has_key:
             raise KeyMissing(None)  # without the key nothing could be read, and everything would be left out
-
-    async def _chosen(
-        self, threads: Iterable[str] | None, since: int | None, damaged: list[Corrupt]
-    ) -> list[str]:
-        """Return the ids of the threads to be copied, as far as they can be read."""
-        if isinstance(threads, str) or not isinstance(threads, Iterable | None):
-            raise BadArgument(f"threads must be a list of ids; for one thread write [{threads!r:.100}]")
-        wanted = None if threads is None else {check_id("thread id", id) for id in threads}
-        broken: list[Corrupt] = []
-        pages = Threads(self._engine, self._settings.tenant, heads=False, damaged=broken)
-        ids, missing = [], set(wanted or ())
-        while (row := await pages.next_row()) is not None:
-            missing.discard(row.id)
-            if (wanted is None or row.id in wanted) and (since is None or row.updated_at >= since):
-                ids.append(row.id)
-        damaged += [error for error in broken if wanted is None or error.thread in wanted]
-        if missing := missing - {error.thread for error in broken}:
-            raise BadArgument(f"there is no thread {min(missing)!r}; see store.threads() for all threads")
-        return ids
 
     async def import_thread(self, text: str | bytes, *, id: str | None = None) -> AsyncThread[Any]:
         """Make a thread from what `thread.export()` returned, with its own id or another. Raises ThreadNotEmpty."""
@@ -912,10 +865,10 @@ class AsyncStore(AsyncContext):
             return self._settings.timeout_s
         return check_timeout(timeout_s)
 
-    def _delayed(self, key: ThreadKey) -> Delayed:
+    def _delayed(self, key: ThreadKey) -> SaveQueue:
         """Return the queue of a thread's delayed saves."""
         if key.digest not in self._queues:
-            self._queues.setdefault(key.digest, Delayed(self._engine, key, self._delayed_bases))
+            self._queues.setdefault(key.digest, SaveQueue(self._engine, key, self._delayed_bases))
         return self._queues[key.digest]
 
     async def _touch(self, key: ThreadKey) -> None:
@@ -923,7 +876,7 @@ class AsyncStore(AsyncContext):
         if self._sweeper is not None:
             await self._sweeper.touch(key)
 
-    async def _settle(self, key: ThreadKey) -> None:
+    async def _flush_queue(self, key: ThreadKey) -> None:
         """Wait for the delayed saves of a thread."""
         queue = self._queues.get(key.digest)
         if queue is not None:

@@ -422,7 +422,7 @@ class AsyncRun(AsyncContext):
                 await self._store(kept.state(), kept.draft(timeout_s))
             except CheckpointExists:  # another save took its id meanwhile: store the state under a new one
                 await self._store(kept.state(), replace(kept.draft(timeout_s), id=new_id()))
-        await self.thread._settled()
+        await self.thread._flush_queue()
 
     async def _flush_when_due(self) -> None:
         if self._is_live and self._deferred.is_due():

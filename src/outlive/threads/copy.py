@@ -35,9 +35,9 @@ from outlive.backend.transfer import (
     find_records,
     names_of,
 )
-from outlive.errors import Corrupt, MetadataMoved, StaleBase, refuse_unopened
+from outlive.errors import CheckpointMissing, Corrupt, MetadataMoved, StaleBase, refuse_unopened
 from outlive.threads.engine import Engine, Located
-from outlive.threads.metadata import check_vacant, drop_stray_writes
+from outlive.threads.metadata import check_vacant, drop_stray_writes, open_info, pack_info
 
 _PAGE = 500  # records in one commit
 _TRIES = 8
@@ -46,7 +46,59 @@ Row = CheckpointRecord | WriteRecord | EntryRecord
 R = TypeVar("R", bound=Row)
 
 
-async def into_thread(
+async def fork_thread(
+    engine: Engine, source: ThreadKey, target: ThreadKey, place: tuple[str, str | None]
+) -> None:
+    """Copy one checkpoint, by (namespace, id) or the head of the namespace, into an empty thread."""
+
+    async def attempt() -> bool | None:
+        reading = await engine.backend.read(source, *place, chunks=False)
+        if reading.record is None:
+            raise CheckpointMissing(source.id, place[1])
+        record = replace(reading.record, source="fork")
+        origin = (source.id, record.id)
+        return await _copy(engine, source, target, [record], reading.writes, reading.generation, origin)
+
+    await retry_stale(source.id, attempt)
+
+
+async def copy_thread(engine: Engine, source: ThreadKey, target: ThreadKey) -> None:
+    """Copy the whole history of a thread, in all namespaces, into an empty thread."""
+
+    async def attempt() -> bool | None:
+        generation = (await engine.backend.inventory(source)).generation
+        records = await engine.records(source)
+        if not records:
+            raise CheckpointMissing(source.id, None)
+        writes = await engine.backend.writes(source, None)
+        return await _copy(engine, source, target, records, writes, generation, None)
+
+    await retry_stale(source.id, attempt)
+
+
+async def _copy(
+    engine: Engine,
+    source: ThreadKey,
+    target: ThreadKey,
+    records: Sequence[CheckpointRecord],
+    writes: Sequence[WriteRecord],
+    generation: int,
+    origin: tuple[str, str] | None,
+) -> bool | None:
+    """Copy into an empty thread; None when a deletion came in between and the records must be read again."""
+    row = await thread_record(engine.backend, source, heads=True)
+    metadata, forked_from = open_info(engine, row)
+    info = pack_info(engine, metadata, origin or forked_from)
+    try:
+        await _into_thread(engine, source, target, records, writes, info)
+    except (Corrupt, StaleBase):
+        if not await engine.has_moved(source, generation):
+            raise
+        return None
+    return True
+
+
+async def _into_thread(
     engine: Engine,
     source: ThreadKey,
     target: ThreadKey,

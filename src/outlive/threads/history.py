@@ -32,7 +32,7 @@ class History(AsyncItems[CheckpointInfo]):
         key: ThreadKey,
         namespace: str,
         *,
-        settle: Callable[[ThreadKey], Awaitable[None]],
+        flush: Callable[[ThreadKey], Awaitable[None]],
         touch: Callable[[ThreadKey], Awaitable[None]],
         limit: int | None,
         before: str | CheckpointInfo | None,
@@ -44,7 +44,7 @@ class History(AsyncItems[CheckpointInfo]):
         self._engine = engine
         self._key = key
         self._namespace = namespace
-        self._settle = settle
+        self._flush = flush
         self._touch = touch
         self._left = limit
         self._before = before
@@ -108,7 +108,7 @@ class History(AsyncItems[CheckpointInfo]):
 
     async def _start(self) -> None:
         self._started = True
-        await self._settle(self._key)
+        await self._flush(self._key)
         before = self._before
         if isinstance(before, CheckpointInfo) and before.seq is not None:
             self._cursor = (before.epoch, before.seq, escape(before.id))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from outlive.backend import ThreadCursor, ThreadKey, ThreadQuery, ThreadRecord, escape
-from outlive.errors import Corrupt
+from outlive.errors import BadArgument, Corrupt
 from outlive.runtime.wrong_mode import AsyncItems
 from outlive.threads.engine import Engine
 from outlive.threads.metadata import describe_thread
@@ -100,3 +100,23 @@ class Threads(AsyncItems[ThreadInfo]):
                 self._damaged.append(error)
                 self._after = error.thread
             self._is_near = limit > 1
+
+
+async def choose_threads(
+    engine: Engine, tenant: str, wanted: set[str] | None, since: int | None, damaged: list[Corrupt]
+) -> list[str]:
+    """Return the ids of threads, of all or of those that are wanted, which changed since a moment.
+
+    Threads that cannot be read are left out; `damaged` gets the errors of those that are wanted.
+    """
+    broken: list[Corrupt] = []
+    pages = Threads(engine, tenant, heads=False, damaged=broken)
+    ids, missing = [], set(wanted or ())
+    while (row := await pages.next_row()) is not None:
+        missing.discard(row.id)
+        if (wanted is None or row.id in wanted) and (since is None or row.updated_at >= since):
+            ids.append(row.id)
+    damaged += [error for error in broken if wanted is None or error.thread in wanted]
+    if missing := missing - {error.thread for error in broken}:
+        raise BadArgument(f"there is no thread {min(missing)!r}; see store.threads() for all threads")
+    return ids

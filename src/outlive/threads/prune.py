@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from outlive.arguments import check_id, check_namespace
 from outlive.backend import (
     CheckpointKey,
     CheckpointRecord,
@@ -27,11 +28,11 @@ from outlive.backend import (
     ThreadKey,
     WriteRecord,
 )
-from outlive.errors import UNOPENED, StaleBase
+from outlive.errors import UNOPENED, BadArgument, StaleBase
 from outlive.format import chunk, manifest
 from outlive.threads.engine import Engine, Located
 from outlive.threads.keep_policy import KeepPolicy, keys_of, still_needed
-from outlive.values import Pruned
+from outlive.values import CheckpointInfo, Pruned
 
 _ATTEMPTS = 8  # that may lose against deletions by others
 _PAGE = 100  # records read at once: savers of the same file wait no longer than that takes
@@ -79,6 +80,30 @@ async def remove(
         return {*keys, *of_run, *(known_key for known_key in known if known_key[1] in ids)}
 
     return await remove_chosen(engine, key, choose, erase=erase)
+
+
+def check_selection(
+    thread: str, namespace: str, ids: object, all_namespaces: bool
+) -> tuple[set[CheckpointKey], set[str]]:
+    """Return the checkpoints that a caller means: by (namespace, id), and by id in every namespace."""
+    if not isinstance(ids, str | CheckpointInfo | Iterable):
+        raise BadArgument(f"ids must be ids of checkpoints, not {ids!r}")
+    keys: set[CheckpointKey] = set()
+    anywhere: set[str] = set()
+    for item in [ids] if isinstance(ids, str | CheckpointInfo) else ids:
+        if isinstance(item, CheckpointInfo):
+            if item.thread != thread:
+                raise BadArgument(
+                    f"checkpoint {item.id!r} belongs to thread {item.thread!r}, not to {thread!r}"
+                )
+            keys.add((item.namespace, item.id))
+        elif isinstance(item, tuple) and len(item) == 2:
+            keys.add((check_namespace(item[0]), check_id("id", item[1])))
+        elif all_namespaces:
+            anywhere.add(check_id("id", item))
+        else:
+            keys.add((namespace, check_id("id", item)))
+    return keys, anywhere
 
 
 @dataclass(frozen=True, slots=True)

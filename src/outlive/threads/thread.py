@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import datetime as dt
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Unpack, overload
 
 from outlive.arguments import (
@@ -17,15 +16,12 @@ from outlive.arguments import (
     check_id,
     check_limit,
     check_metadata,
-    check_namespace,
     check_options,
     check_pairs,
     check_text,
     optional_id,
 )
 from outlive.backend import (
-    CheckpointKey,
-    CheckpointRecord,
     Commit,
     Fence,
     Removal,
@@ -35,12 +31,12 @@ from outlive.backend import (
     retry_stale,
     thread_record,
 )
-from outlive.errors import BadArgument, CheckpointMissing, Corrupt, MetadataMoved, StaleBase
+from outlive.errors import BadArgument, CheckpointMissing, MetadataMoved
 from outlive.format.diff import diff
 from outlive.format.registry import accepts
 from outlive.runtime.runtime import Deadline, new_id
 from outlive.threads import prune
-from outlive.threads.copy import into_thread
+from outlive.threads.copy import copy_thread, fork_thread
 from outlive.threads.engine import Draft, Engine
 from outlive.threads.export import export_thread
 from outlive.threads.history import History
@@ -48,7 +44,7 @@ from outlive.threads.keep_policy import KeepPolicy
 from outlive.threads.metadata import describe_thread, open_info, pack_info
 from outlive.threads.save_options import Fencing, RunHandle, SaveOptions, run_id_of, set_options
 from outlive.threads.verify import verify_thread
-from outlive.threads.write_behind import Delayed
+from outlive.threads.write_behind import SaveQueue
 from outlive.values import (
     CONTROL,
     Change,
@@ -80,12 +76,12 @@ class ThreadStore(Protocol):
     """What a thread asks of its store."""
 
     _durability: str  # of saves that do not say
-    _queues: dict[bytes, Delayed]  # of delayed saves, by the digest of their thread
+    _queues: dict[bytes, SaveQueue]  # of delayed saves, by the digest of their thread
 
     def thread(self, id: str, *, namespace: str = "", type: Any = None) -> AsyncThread[Any]: ...
     def _timeout(self, timeout_s: float | None) -> float | None: ...
-    def _delayed(self, key: ThreadKey) -> Delayed: ...
-    async def _settle(self, key: ThreadKey) -> None: ...
+    def _delayed(self, key: ThreadKey) -> SaveQueue: ...
+    async def _flush_queue(self, key: ThreadKey) -> None: ...
     async def _touch(self, key: ThreadKey) -> None: ...
 
 
@@ -167,7 +163,7 @@ class AsyncThread(Generic[S]):
 
     async def _save(self, state: Any, draft: Draft) -> CheckpointInfo:
         if self._store._queues:
-            await self._settled()
+            await self._flush_queue()
         return await self._engine.save(self._key, state, draft)
 
     async def load(
@@ -195,7 +191,7 @@ class AsyncThread(Generic[S]):
 
     async def exists(self, id: str | None = None) -> bool:
         """Tell whether this namespace of the thread has any checkpoint, or the one with this id."""
-        await self._settled()
+        await self._flush_queue()
         reading = await self._engine.backend.read(
             self._key, self.namespace, optional_id("id", id), chunks=False
         )
@@ -204,7 +200,7 @@ class AsyncThread(Generic[S]):
     async def _read(self, id: str | None, at: dt.datetime | None, timeout_s: float | None) -> Any:
         if id is not None and at is not None:
             raise BadArgument("give either a checkpoint id or a moment, not both")
-        await self._settled()
+        await self._flush_queue()
         when = None if at is None else micros(at)
         timeout_s = self._store._timeout(timeout_s)
         stored = await self._engine.load(self._key, self.namespace, optional_id("id", id), when, timeout_s)
@@ -212,9 +208,9 @@ class AsyncThread(Generic[S]):
             await self._store._touch(self._key)
         return stored
 
-    async def _settled(self) -> None:
+    async def _flush_queue(self) -> None:
         """Wait for delayed saves of this thread, and raise the errors of those that failed."""
-        await self._store._settle(self._key)
+        await self._store._flush_queue(self._key)
 
     # Looking back
 
@@ -264,7 +260,7 @@ class AsyncThread(Generic[S]):
             self._engine,
             self._key,
             self.namespace,
-            settle=self._store._settle,
+            flush=self._store._flush_queue,
             touch=self._store._touch,
             limit=check_limit(limit),
             before=self._start(before),
@@ -290,7 +286,7 @@ class AsyncThread(Generic[S]):
 
         Raises CheckpointMissing for an id that does not exist.
         """
-        await self._settled()
+        await self._flush_queue()
         records = await self._engine.records(self._key, self.namespace)
         line = lineage(records, optional_id("id", id))
         if id is not None and not line:
@@ -299,7 +295,7 @@ class AsyncThread(Generic[S]):
 
     async def tips(self) -> list[CheckpointInfo]:
         """Return the checkpoints that have no child, newest first. More than one means branches."""
-        await self._settled()
+        await self._flush_queue()
         records = await self._engine.records(self._key, self.namespace)
         parents = {record.parent for record in records}
         return [self._engine.checkpoint(self._key, record) for record in records if record.id not in parents]
@@ -333,7 +329,7 @@ class AsyncThread(Generic[S]):
         """
         pairs, token = check_pairs(writes), self._fence(fence)
         deadline = Deadline(self._store._timeout(timeout_s))
-        await self._settled()
+        await self._flush_queue()
         target = optional_id("checkpoint", checkpoint) or await self._head_id(deadline.as_timeout_s())
         records, chunks = [], {}
         for position, (channel, value) in enumerate(pairs):
@@ -361,7 +357,7 @@ class AsyncThread(Generic[S]):
 
     async def writes(self, checkpoint: str | None = None) -> tuple[PendingWrite, ...]:
         """Return the pending writes of a checkpoint (default: the head), by path, task and index."""
-        await self._settled()
+        await self._flush_queue()
         target = optional_id("checkpoint", checkpoint) or await self._head_id()
         records, data = await self._read_writes(target)
         for _ in range(_TRIES):
@@ -403,66 +399,29 @@ class AsyncThread(Generic[S]):
 
     async def fork(self, id: str, *, checkpoint: str | None = None) -> AsyncThread[S]:
         """Make a new thread that starts with one checkpoint of this one (default: the head)."""
-        await self._settled()
+        await self._flush_queue()
         target: AsyncThread[S] = self._store.thread(id, namespace=self.namespace, type=self._type)
-        id_at = optional_id("checkpoint", checkpoint)
-
-        async def attempt() -> AsyncThread[S] | None:
-            reading = await self._engine.backend.read(self._key, self.namespace, id_at, chunks=False)
-            if reading.record is None:
-                raise CheckpointMissing(self.id, checkpoint)
-            record = replace(reading.record, source="fork")
-            origin = (self.id, record.id)
-            return await self._copy(target, [record], reading.writes, reading.generation, origin)
-
-        return await retry_stale(self.id, attempt)
+        place = (self.namespace, optional_id("checkpoint", checkpoint))
+        await fork_thread(self._engine, self._key, target._key, place)
+        return target
 
     async def copy(self, id: str) -> AsyncThread[S]:
         """Make a new thread with the whole history of this one, in all namespaces."""
-        await self._settled()
+        await self._flush_queue()
         target: AsyncThread[S] = self._store.thread(id, namespace=self.namespace, type=self._type)
-
-        async def attempt() -> AsyncThread[S] | None:
-            generation = (await self._engine.backend.inventory(self._key)).generation
-            records = await self._engine.records(self._key)
-            if not records:
-                raise CheckpointMissing(self.id, None)
-            writes = await self._engine.backend.writes(self._key, None)
-            return await self._copy(target, records, writes, generation, None)
-
-        return await retry_stale(self.id, attempt)
-
-    async def _copy(
-        self,
-        target: AsyncThread[S],
-        records: Sequence[CheckpointRecord],
-        writes: Sequence[WriteRecord],
-        generation: int,
-        origin: tuple[str, str] | None,
-    ) -> AsyncThread[S] | None:
-        """Copy into an empty thread; None when a deletion came in between and the records must be read again."""
-        metadata, forked_from = open_info(
-            self._engine, await thread_record(self._engine.backend, self._key, heads=True)
-        )
-        info = pack_info(self._engine, metadata, origin or forked_from)
-        try:
-            await into_thread(self._engine, self._key, target._key, records, writes, info)
-        except (Corrupt, StaleBase):
-            if not await self._engine.has_moved(self._key, generation):
-                raise
-            return None
+        await copy_thread(self._engine, self._key, target._key)
         return target
 
     async def export(self) -> str:
         """Return the whole thread as readable JSON. `store.import_thread` makes an equal thread from it."""
-        await self._settled()
+        await self._flush_queue()
         return await export_thread(self._engine, self._key)
 
     # Metadata of the thread itself
 
     async def info(self) -> ThreadInfo | None:
         """Return the thread as `store.threads()` lists it, or None when it does not exist."""
-        await self._settled()
+        await self._flush_queue()
         row = await thread_record(self._engine.backend, self._key, heads=True)
         return None if row is None else describe_thread(self._engine, self._key, row)
 
@@ -498,7 +457,7 @@ class AsyncThread(Generic[S]):
 
     async def delete(self, *, erase: bool = False) -> bool:
         """Delete the thread in all namespaces; False when it did not exist. `erase` leaves no byte in the files."""
-        await self._settled()
+        await self._flush_queue()
         removal = Removal(everything=True, erase=erase)
         receipt = await self._engine.commit(Commit(self._key, removal=removal))
         self._engine.cache.drop(self._key.digest)
@@ -517,32 +476,11 @@ class AsyncThread(Generic[S]):
         An id means this namespace, or every namespace with `all_namespaces`. A checkpoint and a pair of
         (namespace, id) name their own. Ids that do not exist are not counted.
         """
-        keys, ids_anywhere = self._chosen(ids, all_namespaces)
-        await self._settled()
+        keys, ids_anywhere = prune.check_selection(self.id, self.namespace, ids, all_namespaces)
+        await self._flush_queue()
         return await prune.remove(
             self._engine, self._key, keys=keys, ids=ids_anywhere, run=run_id_of(run), erase=erase
         )
-
-    def _chosen(self, ids: object, all_namespaces: bool) -> tuple[set[CheckpointKey], set[str]]:
-        """Return the checkpoints that a caller means: by (namespace, id), and by id in every namespace."""
-        if not isinstance(ids, str | CheckpointInfo | Iterable):
-            raise BadArgument(f"ids must be ids of checkpoints, not {ids!r}")
-        keys: set[CheckpointKey] = set()
-        anywhere: set[str] = set()
-        for item in [ids] if isinstance(ids, str | CheckpointInfo) else ids:
-            if isinstance(item, CheckpointInfo):
-                if item.thread != self.id:
-                    raise BadArgument(
-                        f"checkpoint {item.id!r} belongs to thread {item.thread!r}, not to {self.id!r}"
-                    )
-                keys.add((item.namespace, item.id))
-            elif isinstance(item, tuple) and len(item) == 2:
-                keys.add((check_namespace(item[0]), check_id("id", item[1])))
-            elif all_namespaces:
-                anywhere.add(check_id("id", item))
-            else:
-                keys.add((self.namespace, check_id("id", item)))
-        return keys, anywhere
 
     async def prune(
         self,
@@ -559,7 +497,7 @@ class AsyncThread(Generic[S]):
         """
         if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last < 1:
             raise BadArgument(f"keep_last must be 1 or more, not {keep_last!r}; thread.delete() deletes all")
-        await self._settled()
+        await self._flush_queue()
         return await prune.prune(
             self._engine,
             self._key,
@@ -574,12 +512,12 @@ class AsyncThread(Generic[S]):
 
     async def verify(self) -> Verified:
         """Check every stored byte of the thread. Problems are reported, not raised."""
-        await self._settled()
+        await self._flush_queue()
         return await verify_thread(self._engine, self._key)
 
     async def size(self) -> Sizes:
         """Return how much the thread stores."""
-        await self._settled()
+        await self._flush_queue()
         row = await thread_record(self._engine.backend, self._key, heads=True)
         records = await self._engine.records(self._key)
         return Sizes(
@@ -588,4 +526,4 @@ class AsyncThread(Generic[S]):
 
     async def flush(self) -> None:
         """Wait until the saves of this thread that are in the background are stored. Raises what went wrong."""
-        await self._settled()
+        await self._flush_queue()

@@ -28,6 +28,7 @@ from outlive.format import chunk, manifest
 from outlive.layers.encryption.keyring import key_of
 from outlive.layers.encryption.layer import Encrypted
 from outlive.threads.engine import Engine, Located, check_format
+from outlive.threads.listing import Threads
 from outlive.threads.metadata import open_info
 from outlive.values import Problem, Verified
 
@@ -52,7 +53,41 @@ async def verify_thread(engine: Engine, key: ThreadKey) -> Verified:
     return report
 
 
-async def verify_unlisted(engine: Engine, tenant: str, listed: Container[str]) -> list[Problem]:
+async def verify_store(
+    engine: Engine, tenant: str, progress: Callable[[int, int | None], None] | None
+) -> Verified:
+    """Check every thread of a tenant, and what is in no list; `progress` is called after each thread."""
+    try:
+        problems = [Problem.of(error) for error in await engine.backend.audit(None)]
+    except StoreError as error:
+        return Verified(0, 0, 0, (Problem.of(error),))
+    checkpoints = chunks = 0
+    listed: set[str] = set()
+    async for key in _listed_keys(engine, tenant, problems):
+        listed.add(key.id)
+        report = await verify_thread(engine, key)
+        checkpoints += report.checkpoints
+        chunks += report.chunks
+        problems += report.problems
+        if progress is not None:
+            progress(len(listed), None)
+    problems += await _verify_unlisted(engine, tenant, listed)
+    return Verified(len(listed), checkpoints, chunks, tuple(dict.fromkeys(problems)))
+
+
+async def _listed_keys(engine: Engine, tenant: str, problems: list[Problem]) -> AsyncIterator[ThreadKey]:
+    """List threads as far as the listing itself is whole."""
+    damaged: list[Corrupt] = []
+    pages = Threads(engine, tenant, heads=False, damaged=damaged)
+    try:
+        while (row := await pages.next_row()) is not None:
+            yield ThreadKey.of(tenant, row.id)
+    except StoreError as error:
+        problems.append(Problem.of(error))
+    problems += map(Problem.of, damaged)
+
+
+async def _verify_unlisted(engine: Engine, tenant: str, listed: Container[str]) -> list[Problem]:
     """Check what is in no list: runs that have not saved yet, and the records of the store itself."""
     problems: list[Problem] = []
     for owner in (tenant, RESERVED):

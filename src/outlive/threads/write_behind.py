@@ -38,7 +38,7 @@ class _Item:
     generation: int = 0  # once it is stored
 
 
-class Delayed:
+class SaveQueue:
     """The queue of one thread."""
 
     def __init__(self, engine: Engine, key: ThreadKey, cache: Cache) -> None:
@@ -114,7 +114,7 @@ class Delayed:
     async def _drain(self) -> None:
         try:
             while (item := self._next()) is not None:
-                await self._settle(item, await self._commit(item))
+                await self._note_stored(item, await self._commit(item))
         except Exception as error:  # noqa: BLE001  # the next call on the thread raises it
             self._fail(error)
 
@@ -142,7 +142,7 @@ class Delayed:
         except StaleBase:  # others deleted what it shares
             return await self._engine.commit(self._whole(item))
 
-    async def _settle(self, item: _Item, receipt: Receipt) -> None:
+    async def _note_stored(self, item: _Item, receipt: Receipt) -> None:
         base = self._bases.get((self._key.digest, item.prepared.draft.namespace))
         if receipt.existing is not None:
             # Its id is there: the same save again is done, another one under its id is an error.

@@ -64,7 +64,8 @@ class Writer:
         self._stored = view.stored
         self._touched: dict[str, int] = {}  # namespace → change of its count
         self._keys = known.of(view.thread.digest, effect.counters)  # of chunks, by name
-        self._checksums: dict[tuple[str, str], bytes] = {}  # of the checkpoints that were put
+        # Namespace → (epoch, seq, id, checksum) of the checkpoint that was put last.
+        self._last: dict[str, tuple[int, int, str, bytes]] = {}
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
 
     def write(self) -> None:
@@ -249,7 +250,7 @@ class Writer:
                 "insert or replace into checkpoint_version values(?, ?, ?, ?)",
                 (self._view.key, *fields[:2], check),
             )
-        self._checksums[record.namespace, record.id] = check
+        self._last[record.namespace] = (*record.order, check)
         self._count += 1
         self._stored += len(record.body)
         self._touched[record.namespace] = self._touched.get(record.namespace, 0) + 1
@@ -280,9 +281,16 @@ class Writer:
         digest, name = view.thread.digest, escape(namespace)
         revision = effect.counters.revision
         old = None if effect.everything else view.head_row(namespace)
+        last = self._last.get(namespace)
+        is_appended = (
+            last is not None
+            and len(effect.checkpoints) == 1
+            and not (effect.removed or effect.replaced)
+            and (old is None or last[:3] > (old.epoch, old.seq, old.id or ""))
+        )
         if old is not None and namespace not in self._touched:
             head = old._replace(revision=revision)
-        elif (newest := self._newest(namespace, old)) is not None:
+        elif (newest := last if is_appended else self._read_newest(namespace)) is not None:
             count = (old.checkpoints if old else 0) + self._touched.get(namespace, 0)
             head = Head(view.key, revision, *newest[:3], count, newest[3])
         elif namespace == "":
@@ -295,15 +303,7 @@ class Writer:
             (digest, name, *head, checksum(digest, name, *head)),
         )
 
-    def _newest(self, namespace: str, old: Head | None) -> tuple[int, int, str, bytes] | None:
-        """Return (epoch, seq, id, checksum) of the newest checkpoint of a namespace."""
-        effect = self._effect
-        if len(effect.checkpoints) == 1 and not (effect.removed or effect.replaced):
-            record = effect.checkpoints[0]
-            if record.namespace == namespace:
-                order = record.order
-                if old is None or order > (old.epoch, old.seq, old.id or ""):
-                    return (*order, self._checksums[record.namespace, record.id])
+    def _read_newest(self, namespace: str) -> tuple[int, int, str, bytes] | None:
         newest: tuple[int, int, str, bytes] | None = fetch_one(
             self._db,
             "select epoch, seq, id, checksum from checkpoint where thread = ? and namespace = ? "
