@@ -814,11 +814,11 @@ class DamagedEntry(Corrupt):
         self.status = status
 
 
-class SealBroken(Corrupt):
+class Undecryptable(Corrupt):
     """A record cannot be decrypted: it was changed, cut short, moved, or has another key."""
 
 
-class NotSealed(Corrupt):
+class PlainRecord(Corrupt):
     """A record of an encrypted store is not encrypted: it was not written by outlive."""
 
 
@@ -844,20 +844,20 @@ def unopened(error: OutliveError) -> bytes:
         return NO_KEY + (error.id or "").encode()
     if isinstance(error, NewerFormat):
         return NEWER + f"{error.found} {error.known}".encode()
-    return PLAIN if isinstance(error, NotSealed) else BROKEN
+    return PLAIN if isinstance(error, PlainRecord) else BROKEN
 
 
 def refuse_unopened(data: bytes) -> None:
     """Raise the error of a marker, when its record is read or stored again."""
     if data[:1] == UNOPENED:
         if data == PLAIN:
-            raise NotSealed("a record of this encrypted store is not encrypted")
+            raise PlainRecord("a record of this encrypted store is not encrypted")
         if data.startswith(NO_KEY):
             raise KeyMissing(data[len(NO_KEY) :].decode())
         if data.startswith(NEWER):
             stored, known = data[len(NEWER) :].split()
             raise NewerFormat("an encrypted record", int(stored), int(known))
-        raise SealBroken(
+        raise Undecryptable(
             "an encrypted record cannot be decrypted: it was changed, cut short, moved, or encrypted under "
             "another key with the same id"
         )

@@ -219,20 +219,20 @@ LOOKS = {
 }  # fmt: skip
 other = KeyRing({"old": NEW})
 MEDDLING = {
-    "flipped": (lambda data: data[:-1] + bytes((data[-1] ^ 1,)), outlive.errors.SealBroken),
-    "flipped nonce": (lambda data: data[:8] + bytes((data[8] ^ 1,)) + data[9:], outlive.errors.SealBroken),
-    "cut": (lambda data: data[:-1], outlive.errors.SealBroken),
-    "cut to its header": (lambda data: data[:20], outlive.errors.SealBroken),
-    "emptied": (lambda data: b"", outlive.errors.NotSealed),
-    "in the clear": (lambda data: b"\x93\x01\x02\x03", outlive.errors.NotSealed),
-    "of another key with the same id": (lambda data: other.encrypt(b"x", data), outlive.errors.SealBroken),
+    "flipped": (lambda data: data[:-1] + bytes((data[-1] ^ 1,)), outlive.errors.Undecryptable),
+    "flipped nonce": (lambda data: data[:8] + bytes((data[8] ^ 1,)) + data[9:], outlive.errors.Undecryptable),
+    "cut": (lambda data: data[:-1], outlive.errors.Undecryptable),
+    "cut to its header": (lambda data: data[:20], outlive.errors.Undecryptable),
+    "emptied": (lambda data: b"", outlive.errors.PlainRecord),
+    "in the clear": (lambda data: b"\x93\x01\x02\x03", outlive.errors.PlainRecord),
+    "of another key with the same id": (lambda data: other.encrypt(b"x", data), outlive.errors.Undecryptable),
     "of a key that is not in the ring": (
         lambda data: data[:3] + b"odd" + data[6:],
         outlive.errors.KeyMissing,
     ),
     "of another algorithm": (lambda data: data[:1] + b"\x02" + data[2:], outlive.errors.NewerFormat),
-    "of no algorithm": (lambda data: data[:1] + b"\x00" + data[2:], outlive.errors.SealBroken),
-    "sealed for another place": (lambda data: RING.encrypt(b"elsewhere", b"x"), outlive.errors.SealBroken),
+    "of no algorithm": (lambda data: data[:1] + b"\x00" + data[2:], outlive.errors.Undecryptable),
+    "sealed for another place": (lambda data: RING.encrypt(b"elsewhere", b"x"), outlive.errors.Undecryptable),
 }
 
 
@@ -270,7 +270,7 @@ def test_a_record_of_another_thread_or_tenant_is_refused(what, where):
         if digest == source.key.digest:
             inner._data[target.key.digest, name] = data
     fresh = memory_store(inner=inner, tenant=tenant)[0]
-    with pytest.raises(outlive.errors.SealBroken):
+    with pytest.raises(outlive.errors.Undecryptable):
         {
             "body": lambda: fresh.thread(id).load(),
             "write": lambda: [fresh.thread(id).writes(pair[1]) for pair in source.pending],
@@ -299,7 +299,7 @@ def test_checkpoints_of_one_thread_cannot_change_places():
     for what, fields in swaps.items():
         print(what)
         rows["", "0"] = replace(first, **fields)
-        with pytest.raises(outlive.errors.SealBroken):
+        with pytest.raises(outlive.errors.Undecryptable):
             memory_store(inner=inner)[0].thread("thread").load("0")
     rows["", "0"] = first
     assert thread.load("0")["n"] == 0
@@ -312,7 +312,7 @@ def test_chunks_that_change_names_are_refused():
     (one, two) = list(inner._data)
     inner._data[one], inner._data[two] = inner._data[two], inner._data[one]
     for id in "01":
-        with pytest.raises(outlive.errors.SealBroken):
+        with pytest.raises(outlive.errors.Undecryptable):
             memory_store(inner=inner)[0].thread("thread").load(id)
 
 
@@ -328,14 +328,14 @@ def test_no_changed_byte_and_no_cut_goes_unseen(data):
     for other in (changed, sealed[:at]):
         with pytest.raises(
             (
-                outlive.errors.SealBroken,
-                outlive.errors.NotSealed,
+                outlive.errors.Undecryptable,
+                outlive.errors.PlainRecord,
                 outlive.errors.KeyMissing,
                 outlive.errors.NewerFormat,
             )
         ):
             RING.decrypt(b"place", other)
-    with pytest.raises(outlive.errors.SealBroken):
+    with pytest.raises(outlive.errors.Undecryptable):
         RING.decrypt(b"place" + data.draw(st.binary(min_size=1, max_size=4)), sealed)
 
 

@@ -28,9 +28,9 @@ from outlive.errors import (
     ExtraMissing,
     KeyMissing,
     NewerFormat,
-    NotSealed,
-    SealBroken,
+    PlainRecord,
     StoreError,
+    Undecryptable,
 )
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class KeyRing:
         return self._keys[self.newest].encrypt(aad, data, is_named)
 
     def decrypt(self, aad: bytes, encrypted: bytes) -> bytes:
-        """Return what was encrypted; raise NotSealed, KeyMissing, SealBroken or NewerFormat."""
+        """Return what was encrypted; raise PlainRecord, KeyMissing, Undecryptable or NewerFormat."""
         id = key_of(encrypted)
         key = self._keys.get(id)
         if key is None:
@@ -137,18 +137,18 @@ def is_encrypted(naming_key: bytes) -> bool:
 def key_of(encrypted: bytes) -> str:
     """Return the id of the key that a record was encrypted under; needs no key."""
     if not encrypted or encrypted[0] != _MARK:
-        raise NotSealed("a record is not encrypted, where only encrypted ones may be")
+        raise PlainRecord("a record is not encrypted, where only encrypted ones may be")
     if len(encrypted) < 3 or encrypted[1] < FORMAT:
-        raise SealBroken("the header of an encrypted record is damaged")
+        raise Undecryptable("the header of an encrypted record is damaged")
     if encrypted[1] > FORMAT:
         raise NewerFormat("an encrypted record", encrypted[1], FORMAT)
     start = 3 + encrypted[2]
     if len(encrypted) < start + _NONCE + _TAG:
-        raise SealBroken("an encrypted record was cut short")
+        raise Undecryptable("an encrypted record was cut short")
     try:
         return encrypted[3:start].decode("ascii")
     except UnicodeDecodeError:
-        raise SealBroken("the header of an encrypted record is damaged") from None
+        raise Undecryptable("the header of an encrypted record is damaged") from None
 
 
 class _Key:
@@ -181,7 +181,7 @@ class _Key:
         try:
             return self._of(nonce[0]).decrypt(nonce[1:], rest, self.header + aad)
         except InvalidTag:
-            raise SealBroken("an encrypted record cannot be decrypted") from None
+            raise Undecryptable("an encrypted record cannot be decrypted") from None
 
     def _of(self, number: int) -> AESGCM:
         cipher = self._ciphers[number]

@@ -58,7 +58,7 @@ from outlive.errors import (
     KeyMissing,
     NotEncrypted,
     OutliveError,
-    SealBroken,
+    Undecryptable,
     WrongKey,
     refuse_unopened,
     unopened,
@@ -133,7 +133,7 @@ class Encrypted:
         encrypted = stored if rotated is None or rotated.body is None else rotated.body
         try:
             return self.ring.decrypt(NAMING_AAD, encrypted)
-        except SealBroken:
+        except Undecryptable:
             raise WrongKey(key_of(encrypted)) from None
 
     # Down: encrypting
