@@ -4,9 +4,10 @@ import asyncio
 import subprocess
 import sys
 import threading
+from decimal import Decimal
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -233,17 +234,146 @@ def test_a_question_is_an_event_of_its_run(tracing):
     assert {"outlive.answer", "outlive.wake"} <= {span.name for span in tracing.finished()}
 
 
-def test_a_run_that_ends_in_another_thread_leaves_no_context(tracing):
+def in_a_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_a_run_that_ended_in_another_thread_is_not_current_any_more(tracing):
     with outlive.open("memory:", on_event=tracing.spans) as store:
-        run = store.run("t", run_id="r").start()
-        before = trace.get_current_span()
-        ending = threading.Thread(target=run.complete)
-        ending.start()
-        ending.join()
-        assert trace.get_current_span() is before  # only this thread can change that
-        store.run("u", run_id="u").start().complete()
-        assert trace.get_current_span() is trace.INVALID_SPAN
-    assert [edge for edge in tracing.tree() if "agent" in edge[1]] == [(None, "invoke_agent")] * 2
+        with tracing.tracer.start_as_current_span("request") as request:
+            runs = [store.run(id, run_id=id).start() for id in "abc"]
+            assert trace.get_current_span().attributes["outlive.run"] == "c"
+            in_a_thread(runs[2].complete)
+            assert trace.get_current_span().attributes["outlive.run"] == "b"
+            in_a_thread(runs[0].complete)  # not the innermost one
+            assert trace.get_current_span().attributes["outlive.run"] == "b"
+            in_a_thread(runs[1].complete)
+            assert trace.get_current_span() is request
+            assert trace.get_current_span(baggage.set_baggage("user", "ada")) is request
+            with tracing.tracer.start_as_current_span("next"):
+                store.run("u", run_id="u").start().complete()
+    assert ("request", "next") in tracing.tree()
+    (inner,) = [span for span in tracing.finished("invoke_agent") if span.attributes["outlive.run"] == "u"]
+    assert inner.parent.span_id == next(s for s in tracing.finished() if s.name == "next").context.span_id
+
+
+def test_contexts_of_ended_runs_form_no_chain(tracing):
+    """A thread that starts runs which end elsewhere keeps none of them."""
+    with outlive.open("memory:", on_event=tracing.spans) as store:
+        for number in range(50):
+            run = store.run("t", run_id=f"r-{number}").start()
+            in_a_thread(run.complete)
+        store.run("t", run_id="last").start()
+        assert not isinstance(context.get_current().before, type(context.get_current()))
+        store.find_run("last")
+        store.cancel("last")
+    assert trace.get_current_span() is trace.INVALID_SPAN
+
+
+def test_a_task_that_ends_a_run_of_another_task_leaves_no_context(tracing):
+    async def main():
+        async with outlive.open_async("memory:", on_event=tracing.spans) as store:
+            run = await store.run("t", run_id="r").start()
+            await asyncio.create_task(run.complete())
+            assert trace.get_current_span() is trace.INVALID_SPAN
+
+    asyncio.run(main())
+
+
+def test_each_attempt_has_its_own_part_of_the_usage(tracing):
+    def work(run):
+        run.save({"n": 1}, usage={"input_tokens": 10, "cost": Decimal("0.5"), "model": "m"})
+        if run.info.attempt == 1:
+            run.release()
+        elif run.info.attempt == 2 and run.ask("ok?"):
+            run.save({"n": 2}, usage={"output_tokens": 3})
+
+    with outlive.open("memory:", on_event=tracing.spans) as store:
+        with store.run("t", run_id="r", agent="planner") as run:
+            work(run)
+        store.recover({"planner": work})
+        store.answer("r", "ok?", True)
+        store.recover({"planner": work})
+        assert store.find_run("r").usage["input_tokens"] == 30
+        lost = store.run("u", run_id="lost").start()
+        lost.save({"n": 1}, usage={"input_tokens": 7})
+        store.cancel("lost")
+        with pytest.raises(outlive.LeaseLost):
+            lost.save({"n": 2})
+    used = [
+        {name: value for name, value in span.attributes.items() if "usage" in name}
+        for span in tracing.finished("invoke_agent")
+    ]
+    part = {names.GEN_AI_USAGE_INPUT_TOKENS: 10, "outlive.usage.cost": 0.5}
+    assert used == [
+        part,
+        part,
+        {**part, names.GEN_AI_USAGE_OUTPUT_TOKENS: 3},
+        {names.GEN_AI_USAGE_INPUT_TOKENS: 7},
+    ]
+
+
+SUBMIT = """
+import sys
+from opentelemetry.sdk.trace import TracerProvider
+import outlive
+from outlive import otel
+tracer = TracerProvider().get_tracer("test")
+with outlive.open(sys.argv[1], on_event=otel.spans(tracer)) as store:
+    with tracer.start_as_current_span("request") as span:
+        context = span.get_span_context()
+        print(f"{context.trace_id:032x} {context.span_id:016x}")
+        store.submit("t", run_id="r", agent="planner")
+    store.submit("u", run_id="untraced", agent="planner")
+"""
+
+
+def test_a_submitted_run_links_to_the_span_that_submitted_it(tracing, tmp_path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    submitted = subprocess.run(
+        [sys.executable, "-c", SUBMIT, url], capture_output=True, text=True, check=True
+    )
+    request = submitted.stdout.split()
+    with outlive.open(url, on_event=tracing.spans) as store:
+        assert store.find_run("r").trace.split("-")[1:3] == request
+        assert store.find_run("untraced").trace is None
+        store.recover(
+            {"planner": lambda run: run.release() if run.info.attempt == 1 else None}, concurrency=1
+        )
+        store.recover({"planner": int}, concurrency=1)
+    spans = [span for span in tracing.finished("invoke_agent") if span.attributes["outlive.run"] == "r"]
+    assert [span.attributes["outlive.attempt"] for span in spans] == [1, 2]
+    for span in spans:
+        (link,) = span.links
+        assert [f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}"] == request
+        assert span.parent is None
+        assert f"{span.context.trace_id:032x}" != request[0]
+
+
+def test_a_watcher_can_store_only_a_trace_context(tracing):
+    class Wrong(otel.Spans):
+        def current_trace(self):
+            return "x" * 100_000
+
+    with outlive.open("memory:", on_event=Wrong(tracing.tracer)) as store:
+        assert store.submit("t", run_id="r", agent="planner").trace is None
+        assert store.find_run("r").trace is None
+
+
+def test_a_start_that_failed_lends_its_span_to_no_other(tracing):
+    with outlive.open("memory:", on_event=tracing.spans) as store:
+        store.run("t", run_id="holder").start()
+        with pytest.raises(outlive.ThreadBusy):
+            store.run("t", run_id="r", agent="planner").start()
+        store.cancel("holder")
+        context = trace.SpanContext(1, 2, True, trace.TraceFlags(1))
+        with trace.use_span(trace.NonRecordingSpan(context)):
+            store.submit("t", run_id="r", agent="planner")
+        store.recover({"planner": int}, concurrency=1)
+    (span,) = tracing.finished("invoke_agent planner")
+    assert [link.context.span_id for link in span.links] == [2]
 
 
 # Metrics
@@ -253,7 +383,8 @@ class Measuring:
     def __init__(self):
         self._reader = InMemoryMetricReader()
         self._provider = MeterProvider([self._reader])
-        self.metrics = otel.metrics(self._provider.get_meter("test"))
+        self.meter = self._provider.get_meter("test")
+        self.metrics = otel.metrics(self.meter)
 
     def points(self, name):
         data = self._reader.get_metrics_data()
@@ -346,7 +477,7 @@ def by_status(measuring):
 
 
 def test_gauges_ask_the_store(measuring, monkeypatch):
-    monkeypatch.setattr("outlive.otel.metering._FRESH_S", -1.0)
+    monkeypatch.setattr("outlive.otel.store_look._FRESH_S", -1.0)
     with outlive.open("memory:", tenant="acme") as store:
         measuring.metrics.observe(store)
         assert set(by_status(measuring).values()) == {0}
@@ -372,6 +503,59 @@ def test_gauges_ask_the_store(measuring, monkeypatch):
         measuring.metrics.observe("memory:")
 
 
+def stores_of(measuring, name="outlive.questions.open"):
+    return {point.attributes["outlive.store"]: point.value for point in measuring.points(name)}
+
+
+def test_gauges_tell_stores_apart(measuring, monkeypatch, tmp_path):
+    """Also stores that two `metrics()` of one meter observe: the meter has each gauge once."""
+    monkeypatch.setattr("outlive.otel.store_look._FRESH_S", -1.0)
+    first, second = (f"sqlite:///{tmp_path}/{name}.db" for name in "ab")
+    another = otel.metrics(measuring.meter)
+    with outlive.open(first) as a, outlive.open(second) as b:
+        measuring.metrics.observe(a)
+        measuring.metrics.observe(a)
+        another.observe(b)
+        with a.run("t", run_id="r") as run:
+            run.ask("ok?")
+        assert stores_of(measuring) == {first: 1, second: 0}
+        with outlive.open(first) as again:
+            another.observe(again)  # the same store
+            assert stores_of(measuring) == {first: 1, second: 0}
+            a.close()
+            assert stores_of(measuring) == {first: 1, second: 0}
+        assert stores_of(measuring) == {second: 0}
+    assert stores_of(measuring) == {}
+
+
+def test_a_store_is_observed_by_a_name(measuring):
+    with (
+        outlive.open("memory:") as a,
+        outlive.open("memory:") as b,
+        outlive.open("memory:") as c,
+        outlive.open("memory:", tenant="acme") as d,
+    ):
+        measuring.metrics.observe(a, name="orders")
+        for store in (b, c):
+            measuring.metrics.observe(store)
+        with pytest.raises(outlive.errors.BadArgument, match="another store is observed as 'orders'"):
+            measuring.metrics.observe(outlive.open("memory:"), name="orders")
+        measuring.metrics.observe(d, name="orders")
+        assert set(stores_of(measuring)) == {"orders", "memory:", "memory:#2"}
+        assert len(measuring.points("outlive.questions.open")) == 4
+
+
+def test_two_metrics_of_a_meter_count_in_one_counter(measuring):
+    another = otel.metrics(measuring.meter)
+    with (
+        outlive.open("memory:", on_event=measuring.metrics) as a,
+        outlive.open("memory:", on_event=another) as b,
+    ):
+        a.thread("t").save({"n": 1})
+        b.thread("t").save({"n": 1})
+    assert measuring.value("outlive.saves") == 2
+
+
 @pytest.mark.parametrize("url", ["memory:", "sqlite:///{}/store.db"])
 def test_gauges_of_an_async_store_are_collected_by_any_thread(measuring, tmp_path, url):
     async def main():
@@ -395,7 +579,7 @@ def test_a_store_that_cannot_be_reached_has_no_values(measuring, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(store._store._engine.backend, "entries", unreachable)
             assert measuring.points("outlive.runs") == []
-        monkeypatch.setattr("outlive.otel.metering._FRESH_S", -1.0)
+        monkeypatch.setattr("outlive.otel.store_look._FRESH_S", -1.0)
         assert set(by_status(measuring).values()) == {0}
 
 

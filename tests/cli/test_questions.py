@@ -63,7 +63,7 @@ def test_open_questions_are_listed_with_what_they_take_and_until_when(cli, store
     assert heading.split() == [
         "QUESTION", "RUN", "THREAD", "AGENT", "STATUS", "ASKED", "DUE", "TAKES", "PAYLOAD",
     ]  # fmt: skip
-    for part in ("approve?", "r-1", "refunds", "open", "in 2 d", "true or false", '{"amount": 40}'):
+    for part in ("approve?", "r-1", "refunds", "open", "in 3 d", "true or false", '{"amount": 40}'):
         assert part in first, part
     assert "train or ferry" in second
     assert cli("questions", "-q").out == "r-1 'approve?'\nr-2 'which?'\n"
@@ -222,10 +222,10 @@ def test_runs_say_what_they_wait_for_since_when_and_until_when(cli, store):
         raise RuntimeError("no line")
     rows = {row.split()[0]: row for row in cli("runs").out.splitlines()}
     assert "waits for 'approve?', since " in rows["r-1"]
-    assert ", due in 2 d" in rows["r-1"]
+    assert ", due in 3 d" in rows["r-1"]
     assert "waits for any of 'train?', 'ferry?', since " in rows["r-2"]
     assert "waits for 'sleep#1', since " in rows["r-3"]
-    assert ", due in 1 h" in rows["r-3"]
+    assert ", due in 2 h" in rows["r-3"]
     assert "waits to try again after a failure, since " in rows["r-4"]
     assert all(row.split()[1] == "waiting" for id, row in rows.items() if id != "RUN")
     assert cli("runs", "--status", "waiting", "-q").out.split() == ["r-1", "r-2", "r-3", "r-4"]

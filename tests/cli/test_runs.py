@@ -89,20 +89,21 @@ def test_runs_are_listed_with_owner_lease_attempts_tokens_and_cost(cli, store):
     rows = {row.split()[0]: row for row in shown.out.splitlines()}
     assert list(rows) == ["RUN", "r-cut", "r-failed", "r-live"]
     assert rows["RUN"].split() == [
-        "RUN", "STATUS", "THREAD", "AGENT", "OWNER", "LEASE", "ATTEMPT", "AT", "NOW", "TOKENS", "COST", "STARTED", "ERROR",
+        "RUN", "STATUS", "THREAD", "AGENT", "OWNER", "LEASE", "ATTEMPT", "FAILURES", "AT", "NOW", "TOKENS", "COST", "STARTED", "ERROR",
     ]  # fmt: skip
     for part in (
         "live",
         "planner",
         f"{os.getpid()}@",
-        "9 min left",
-        "1/5",
+        "10 min left",
         "#3 book",
         "1,200 → 34",
         "$0.0500",
     ):
         assert part in rows["r-live"], part
     assert "TimeoutError: no answer" in rows["r-failed"]
+    assert "1/5" in rows["r-failed"]
+    assert "/5" not in rows["r-live"]
     assert statuses(cli) == {
         "r-live": "live",
         "r-cut": "released",
@@ -190,8 +191,8 @@ def test_dead_runs_are_recovered_by_handlers_of_a_module(cli, store):
     begin(store, "r-2").release()
     assert cli("recover").code == 2
     items = cli("recover", "--handlers", "handlers:SYNC", "--json").items
-    first, second = sorted(items, key=lambda item: item["run"])
-    assert (first["outcome"], first["run"], first["attempt"]) == ("resumed", "r-1", 2)
+    first, second = sorted(items, key=lambda item: item["id"])
+    assert (first["outcome"], first["id"], first["attempt"]) == ("resumed", "r-1", 2)
     assert second["outcome"] == "resumed"
     assert cli("runs", "show", "r-1", "--json").items[0]["result"] == "Belem!"
     assert cli("recover", "--handlers", "handlers:SYNC").out == "no runs to recover\n"
@@ -255,6 +256,62 @@ def test_a_run_that_ended_is_given_back_or_retried_at_once(cli, store):
     fail(store, "r-3")
     assert cli("retry", "r-3", "--handlers", "handlers:ASYNC", "-q").code == 0
     assert cli("runs", "show", "r-3", "--json").items[0]["result"] == "Porto"
+
+
+def test_a_run_is_retried_later(cli, store):
+    fail(store, "r-1")
+    later = cli("retry", "r-1", "--not-before", "10m")
+    assert (later.code, later.out) == (
+        0,
+        "run r-1 was failed and is waiting: a worker or recover resumes it in 10 min\n",
+    )
+    assert statuses(cli) == {"r-1": "waiting"}
+    row = cli("runs").out
+    assert "waits for its time to start, since " in row
+    assert ", due in 10 min" in row
+    (item,) = cli("retry", "r-1", "--not-before", "2020-01-01T00:00+00:00", "--json").items
+    assert item == {
+        "id": "r-1",
+        "thread": "thread of r-1",
+        "was": "waiting",
+        "status": "waiting",
+        "error": None,
+    }
+    past = cli("retry", "r-1", "--not-before", "2020-01-01T00:00+00:00").out
+    assert past == "run r-1 was waiting and is waiting: a worker or recover resumes it now\n"
+    assert cli("recover", "--handlers", "handlers:SYNC", "-q").out == "resumed r-1\n"
+    fail(store, "r-2")
+    both = cli("retry", "r-2", "--not-before", "10m", "--handlers", "handlers:SYNC")
+    assert (both.code, "give one of them" in both.err) == (2, True)
+    begin(store, "r-live", lease_s=600)
+    assert cli("retry", "r-live", "--not-before", "10m").code == 2
+
+
+def test_recovery_resumes_as_many_at_a_time_as_it_is_told(cli, store):
+    (cli.program.folder / "counted.py").write_text(
+        "import threading\n"
+        "pair = threading.Barrier(2)\n"
+        "def handle(run):\n"
+        "    pair.wait(60)\n"
+        "    return threading.active_count()\n"
+    )
+    for number in range(4):
+        begin(store, f"r-{number}").release()
+    items = cli("recover", "--handlers", "counted:handle", "--concurrency", "2", "--json").items
+    assert [item["outcome"] for item in items] == ["resumed"] * 4
+    assert cli("recover", "--handlers", "counted:handle", "--concurrency", "0").code == 2
+
+
+def test_options_of_the_list_are_refused_before_show(cli, store):
+    begin(store, "r-1").complete()
+    for options, named in (
+        (["--watch"], "--watch"),
+        (["-w"], "--watch"),
+        (["--status", "failed", "--json"], "--status"),
+    ):
+        refused = cli("runs", *options, "show", "r-1")
+        assert (refused.code, f"outlive runs show does not take {named}" in refused.err) == (2, True)
+    assert cli("runs", "--json", "show", "r-1").items[0]["id"] == "r-1"
 
 
 def test_a_run_is_given_back_without_reading_its_responses(cli, store):
@@ -327,7 +384,7 @@ def test_a_live_run_is_cancelled_from_outside_and_its_place_is_free(cli, store):
 def test_a_parked_run_waits_for_a_person(cli, store):
     begin(store, "r-1").release()
     assert cli("park", "r-1", "--yes", "--json").items == [
-        {"id": "r-1", "thread": "thread of r-1", "was": "released", "status": "parked"}
+        {"id": "r-1", "thread": "thread of r-1", "was": "released", "status": "parked", "error": None}
     ]
     assert cli("recover", "--handlers", "handlers:SYNC").out == "no runs to recover\n"
     assert "parked runs need a decision" in cli("doctor").out

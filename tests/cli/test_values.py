@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 import outlive
 from outlive.cli.output.escape import escape_json, escape_lines, escape_terminal, quote_argument, unescape
 from outlive.cli.output.path import pick
-from outlive.cli.output.units import format_age, format_duration, format_size
+from outlive.cli.output.units import (
+    format_age,
+    format_duration,
+    format_elapsed,
+    format_size,
+    parse_duration,
+    parse_moment,
+)
 from outlive.cli.output.values import lines, one_line, to_json
+from outlive.errors import BadArgument
 from outlive.format.diff import diff
 from outlive.format.extensions import Opaque, Raw
 
@@ -114,13 +122,43 @@ def test_sizes_and_times_are_short():
         5 * 10**15: "5.0 PB",
     }
     assert {count: format_size(count) for count in sizes} == sizes
-    assert [format_duration(seconds) for seconds in (0.04, 1, 59.9, 60, 3600, 86_400, 400 * 86_400)] == [
-        "0.0 s", "1 s", "59 s", "1 min", "1 h", "1 d", "1 y",
-    ]  # fmt: skip
+    durations = {
+        0.04: "0.0 s", 0.94: "0.9 s", 0.99: "1 s", 1: "1 s", 1.5: "2 s", 59.4: "59 s", 59.5: "1 min", 89: "1 min", 90: "2 min",
+        59.5 * 60 - 1: "59 min", 59.5 * 60: "1 h", 3600: "1 h", 23.5 * 3600: "1 d", 86_400: "1 d", 3 * 86_400 - 0.1: "3 d",
+        364 * 86_400: "364 d", 365 * 86_400 - 1: "1 y", 400 * 86_400: "1 y", 600 * 86_400: "2 y",
+    }  # fmt: skip
+    assert {seconds: format_duration(seconds) for seconds in durations} == durations
+    began = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
+    took = {
+        0: "0 ms",
+        0.0406: "41 ms",
+        0.9996: "1.0 s",
+        1.96: "2.0 s",
+        9.94: "9.9 s",
+        9.96: "10 s",
+        95: "2 min",
+    }
+    assert {s: format_elapsed(began, began + dt.timedelta(seconds=s)) for s in took} == took
+    assert format_elapsed(began, None) == ""
     now = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
     assert format_age(now - dt.timedelta(hours=5), now) == "5 h ago"
     assert format_age(now + dt.timedelta(minutes=2), now) == "in 2 min"
     assert (format_age(now, now), format_age(None)) == ("just now", "")
+
+
+def test_durations_are_typed_with_units():
+    typed = {"90": 90, "1.5s": 1.5, "10m": 600, "10 min": 600, "2h": 7200, "3d": 259_200, "8w": 4_838_400}
+    assert {text: parse_duration("--ttl", text) for text in typed} == typed
+    for wrong in ("", "0", "ten", "10 minutes", "-5s", "5M", "1e3"):
+        with pytest.raises(BadArgument, match="--ttl takes a duration"):
+            parse_duration("--ttl", wrong)
+    now = dt.datetime.now(dt.UTC)
+    assert dt.timedelta(hours=2) <= parse_moment("--not-before", "2h") - now < dt.timedelta(hours=3)
+    assert parse_moment("--not-before", "2026-05-01T12:00+00:00") == dt.datetime(
+        2026, 5, 1, 12, tzinfo=dt.UTC
+    )
+    with pytest.raises(BadArgument, match="or a duration such as 2h, not 'soon'"):
+        parse_moment("--not-before", "soon")
 
 
 def test_long_things_are_cut_in_the_middle_unless_asked():

@@ -93,6 +93,23 @@ def test_questions_are_watched_as_json_lines(program, store):
         assert process.wait(PATIENCE_S) == 0
 
 
+def test_all_runs_and_questions_are_watched_unless_there_is_a_limit(program, store):
+    ids = [f"r-{number:03}" for number in range(130)]
+    for id in ids:
+        store.submit(f"t-{id}", run_id=id, agent="planner")
+    with watching(program, "runs", "-q") as (_, lines):
+        eventually(lambda: lines == ids)
+        store.submit("last", run_id="r-999", agent="planner")
+        eventually(lambda: lines == [*ids, "r-999"])
+    with watching(program, "runs", "--limit", "5") as (process, lines):
+        eventually(lambda: len(lines) == 5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stderr.read() == "outlive: more: --after r-004\n"
+    listed = program("runs", "-q", OUTLIVE_STORE="sqlite:///agent.db").out.splitlines()
+    assert listed == ids[:100]
+
+
 def test_quiet_prints_what_is_new_as_arguments_of_answer(program, store):
     with watching(program, "questions", "-q") as (_, lines):
         ask(store, "r 1")

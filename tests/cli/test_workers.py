@@ -171,7 +171,7 @@ def test_a_worker_takes_up_what_is_submitted_and_drains_at_sigterm(cli, store, h
         assert process.wait(PATIENCE_S) == 0
     assert cli("workers").out == "no living workers\n"
     lines = [json.loads(line) for line in printed(cli).splitlines()]  # what handlers print is not there
-    assert sorted(line["item"]["run"] for line in lines) == [f"r-{number}" for number in range(5)]
+    assert sorted(line["item"]["id"] for line in lines) == [f"r-{number}" for number in range(5)]
     assert {(line["command"], line["item"]["outcome"]) for line in lines} == {("worker", "resumed")}
 
 

@@ -422,7 +422,9 @@ def test_a_run_that_keeps_killing_its_process_is_parked(workers):
                 worker.kill()
         with outlive.open(url) as store:
             report = store.recover({"a": lambda run: None})
-            assert [(one.run.id, one.message) for one in report.skipped] == [("r", "parked after 3 attempts")]
+            (skipped,) = report.skipped
+            assert (skipped.run_id, skipped.code) == ("r", "parked")
+            assert skipped.message == "parked after 3 failed attempts; store.retry('r') resumes it"
             assert [one.status for one in store.runs()] == ["parked"]
             assert list(store.recoverable()) == []
 

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from outlive.cli.context import Call, OutputClosed, SharedOptions
 from outlive.errors import BadArgument
 
 # The name of an argument → its shell completion. `completion` fills it before commands are defined.
 COMPLETERS: dict[str, Any] = {}
+
+LISTED = 100  # items of a list, unless --limit says otherwise
 
 SHARED: list[click.Parameter] = [
     click.Option(["--store"], metavar="URL", help="The store. Default: OUTLIVE_STORE, else the SQLite store in this folder."),
@@ -38,6 +41,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         options = SharedOptions.take(ctx.params, ctx.obj)
         if ctx.invoked_subcommand is not None:
+            _refuse_given(ctx)
             ctx.obj = options
             return None
         path = ctx.command_path.partition(" ")[2]
@@ -61,6 +65,15 @@ class Command(click.Command):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+def _refuse_given(ctx: click.Context) -> None:
+    """Refuse options of a command before its subcommand, which would ignore them."""
+    for name in ctx.params:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            taken = next(param.opts[0] for param in ctx.command.params if param.name == name)
+            command = f"outlive {ctx.command_path.partition(' ')[2]} {ctx.invoked_subcommand}"
+            raise BadArgument(f"{command} does not take {taken}")
 
 
 class CommandGroup(click.Group, Command):
@@ -117,6 +130,17 @@ def limit_option(default: int | None, what: str) -> click.Option:
     return option(
         "--limit", type=click.IntRange(min=1), default=default, show_default=default is not None, help=f"The maximum number of {what}."
     )  # fmt: skip
+
+
+def watched_limit_option(what: str) -> click.Option:
+    """Return the limit of a list that can be watched: what is not in the list could not be seen to change."""
+    help = f"The maximum number of {what}. Default: {LISTED}; with --watch, all."
+    return option("--limit", type=click.IntRange(min=1), help=help)
+
+
+def limit_of(limit: int | None, *, watches: bool) -> int | None:
+    """Return the limit of a list that can be watched; None: all."""
+    return limit if limit is not None or watches else LISTED
 
 
 def filter_option() -> click.Option:

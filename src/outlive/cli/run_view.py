@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,29 @@ class Workers:
         return any(worker.handles(run.agent, run.code_version) for worker in self._infos)
 
 
+class Usages:
+    """What the models of runs used. While a list is watched, only that of runs that were written to is read again."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[object, dict[str, Any]]] = {}
+        self._before = self._known
+
+    def look_again(self) -> None:
+        """Keep only what the last look at the list needed."""
+        self._before, self._known = self._known, {}
+
+    def of(self, run: RunInfo, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        entry = run._entry
+        version = (
+            None if entry is None else (entry.rank, entry.until)
+        )  # every write of a run renews its lease
+        known = self._before.get((run.thread, run.id))
+        if known is None or known[0] != version:
+            known = (version, read())
+        self._known[run.thread, run.id] = known
+        return known[1]
+
+
 @dataclass(slots=True)
 class RunView:
     """A run with its lease, steps and responses."""
@@ -50,10 +73,11 @@ class RunView:
     clock: LeaseClock
     store: OpenedStore
     workers: Workers
+    usages: Usages
 
     @classmethod
     def of(cls, store: OpenedStore, info: RunInfo) -> RunView:
-        return cls(info, LeaseClock.of(store), store, Workers(store))
+        return cls(info, LeaseClock.of(store), store, Workers(store), Usages())
 
     def item(self) -> dict[str, Any]:
         left_s = self.clock.left_s(self.info) if self.info.status == "running" else None
@@ -75,8 +99,12 @@ class RunView:
         usage = {
             name: self.info.usage[name] for name in USAGE_FIELDS if _is_number(self.info.usage.get(name))
         }
-        if usage or not (responses := self.responses()):
-            return usage
+        return usage or self.usages.of(self.info, self._usage_of_models)
+
+    def _usage_of_models(self) -> dict[str, Any]:
+        responses = self.responses()
+        if not responses:
+            return {}
         return {name: sum(response.get(name) or 0 for response in responses) for name in USAGE_FIELDS}
 
     def steps(self) -> list[StepInfo]:
@@ -100,10 +128,17 @@ def _is_number(value: object) -> bool:
 
 
 def list_runs(
-    store: OpenedStore, wanted: set[str], agent: str | None, thread: str | None, limit: int, after: str | None
+    store: OpenedStore,
+    wanted: set[str],
+    agent: str | None,
+    thread: str | None,
+    limit: int | None,
+    after: str | None,
+    usages: Usages,
 ) -> tuple[list[RunView], str | None]:
     """Return the runs in one of the wanted states by id, and the id after which there are more."""
     clock, workers = LeaseClock.of(store), Workers(store)
+    usages.look_again()
     views: list[RunView] = []
     stored = {"running" if status in ("live", "dead") else status for status in wanted}
     for info in store.runs(status=sorted(stored), agent=agent, thread=thread):
@@ -112,7 +147,7 @@ def list_runs(
         if wanted & {clock.standing(info), info.status}:
             if len(views) == limit:
                 return views, views[-1].info.id
-            views.append(RunView(info, clock, store, workers))
+            views.append(RunView(info, clock, store, workers, usages))
     return views, None
 
 
@@ -126,7 +161,7 @@ def show_runs(items: list[dict[str, Any]], *, are_all: bool = True) -> None:
     ids = shorten_ids(item["id"] for item in items)
     columns = (
         Column("RUN", is_id=True), Column("STATUS", keeps=True, styles=standing_style), Column("THREAD", is_id=True), Column("AGENT", drops=3), Column("OWNER", drops=2),
-        Column("LEASE", keeps=True), Column("ATTEMPT", right=True, keeps=True, drops=1), Column("AT", drops=7), Column("NOW"), Column("TOKENS", right=True, drops=6),
+        Column("LEASE", keeps=True), Column("ATTEMPT", right=True, keeps=True, drops=1), Column("FAILURES", right=True, keeps=True, drops=9), Column("AT", drops=7), Column("NOW"), Column("TOKENS", right=True, drops=6),
         Column("COST", right=True, drops=5), Column("STARTED", keeps=True, drops=8), Column("ERROR", drops=4),
     )  # fmt: skip
     print_table(columns, [(ids[item["id"]], *run_cells(item)) for item in items])
@@ -141,7 +176,8 @@ def run_cells(item: Mapping[str, Any]) -> tuple[str, ...]:
         item["agent"] or "",
         f"{owner['pid']}@{owner['host']}" if owner and item["status"] == "running" else "",
         _lease(item),
-        _attempt(item),
+        str(item["attempt"]),
+        _failures(item),
         _progress(item),
         _now(item),
         _tokens(item),
@@ -151,10 +187,9 @@ def run_cells(item: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _attempt(item: Mapping[str, Any]) -> str:
-    """Return the number of the attempt out of those that may fail; a released attempt does not count."""
-    is_failure = item["status"] in ("failed", "parked")
-    return f"{item['failures'] + (not is_failure)}/{item['max_attempts']}"
+def _failures(item: Mapping[str, Any]) -> str:
+    """Return how many attempts failed, of those after which the run is parked; a released attempt did not fail."""
+    return f"{item['failures']}/{item['max_attempts']}" if item["failures"] else ""
 
 
 def _lease(item: Mapping[str, Any]) -> str:

@@ -79,12 +79,16 @@ def _watch(call: Call, look: Callable[[], Listing]) -> None:
     if draws:
         sys.stdout.write(_HOME + _ERASE_ALL)
     before: Named = {}
+    notes: Sequence[str] = ()
     while True:
         listing = look()
         if draws:
             _draw(call, listing)
         else:
             before = _print_changes(call, listing, before)
+            for note in listing.notes if listing.notes != notes else ():
+                call.note(note)
+            notes = listing.notes
         sys.stdout.flush()
         _pause()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from outlive.errors import ExtraMissing
@@ -45,11 +46,17 @@ def of_event(event: Event) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, "")}
 
 
-def of_usage(usage: Mapping[str, Any] | None) -> dict[str, int | float]:
-    """Return the numbers in the usage of a run as attributes."""
-    numbers = [
-        (name, value)
+def of_usage(usage: Mapping[str, Any] | None, before: Mapping[str, Any]) -> dict[str, int | float]:
+    """Return what was used since `before` as attributes: the numbers in the usage of a run that have grown."""
+    used = {
+        name: amount
         for name, value in (usage or {}).items()
-        if isinstance(name, str) and isinstance(value, int | float) and not isinstance(value, bool)
-    ]
-    return {_USAGE.get(name, f"outlive.usage.{name}"): value for name, value in numbers[:_MOST]}
+        if isinstance(name, str) and (amount := _number(value) - _number(before.get(name)))
+    }
+    return {_USAGE.get(name, f"outlive.usage.{name}"): used[name] for name in list(used)[:_MOST]}
+
+
+def _number(value: object) -> int | float:
+    if isinstance(value, Decimal):
+        return float(value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0

@@ -1,22 +1,24 @@
 """Events as counters and histograms, and gauges that ask the store when they are collected.
 
-No attribute is the id of a thread, run or checkpoint: their number has no limit. The gauges of one
-collection share one look at the store, for a second. It lists the unfinished runs and the open
-questions by index, at most 10,000 of each status. While the store cannot be reached the gauges have no
-value.
+No attribute is the id of a thread, run or checkpoint: their number has no limit. While a store cannot
+be reached its gauges have no value.
+
+A meter has each instrument once, however many stores are observed: OpenTelemetry keeps one of two
+instruments with the same name, and of two observations with the same attributes the last. So the
+gauges of a meter yield an observation for every store, each with the name of that store.
 """
 
 from __future__ import annotations
 
-import datetime as dt
+import functools
+import itertools
 import threading
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from outlive.backend import WALL, EntryQuery, entry_pages
-from outlive.errors import BadArgument, OutliveError
+from outlive.arguments import check_text
+from outlive.errors import BadArgument
 from outlive.events import (
     ANSWER,
     CLAIM,
@@ -31,19 +33,15 @@ from outlive.events import (
     Event,
 )
 from outlive.otel.attributes import AGENT, TOOL, api
+from outlive.otel.store_look import Look, WatchedStore, inner_of
 from outlive.runs.attempts import DIED, LAPSED
-from outlive.runs.lease import PARKED, RELEASED, RUN, UNFINISHED, RunInfo
-from outlive.runtime.runtime import run_now
+from outlive.runtime.fork import reset_in_child
 from outlive.store import AsyncStore
 from outlive.sync.store import Store
-from outlive.values import moment
 
 if TYPE_CHECKING:
-    Observe = Callable[["Look"], Iterable[tuple[float, dict[str, str]]]]
+    Observe = Callable[[Look], Iterable[tuple[float, dict[str, str]]]]
 
-_FRESH_S = 1.0
-_PAGE = 500
-_MOST = 10_000
 # name, unit, description; by the name of the event that it counts
 _COUNTED = {
     SAVE: ("outlive.saves", "{save}", "Checkpoints that were saved"),
@@ -62,136 +60,49 @@ _TIMED = {
 }
 
 
-@dataclass(slots=True)
-class Look:
-    """What a store has at one moment."""
-
-    runs: dict[str, int] = field(default_factory=dict)  # by status
-    released_age_s: float = 0.0
-    dead: int = 0
-    dead_age_s: float = 0.0
-    questions: int = 0
-    questions_age_s: float = 0.0
-
-
-class _Watched:
-    """A store that gauges ask."""
-
-    def __init__(self, store: Store | AsyncStore) -> None:
-        self._store = store
-        self._sync: AsyncStore | None = None  # the same store, for the thread that collects
-        self._look: Look | None = None
-        self._looked_at = float("-inf")
-        self._lock = threading.Lock()
-
-    @property
-    def _inner(self) -> AsyncStore:
-        return self._store._store if isinstance(self._store, Store) else self._store
-
-    @property
-    def attributes(self) -> dict[str, str]:
-        tenant = self._inner._settings.tenant
-        return {"outlive.tenant": tenant} if tenant else {}
-
-    def is_closed(self) -> bool:
-        if not self._inner._is_closed:
-            return False
-        if self._sync is not None:
-            run_now(self._sync.close())
-            self._sync = None
-        return True
-
-    def look(self) -> Look | None:
-        """Return what is there, from a look that is a second old at most; None if it cannot be known."""
-        with self._lock:
-            if time.monotonic() - self._looked_at > _FRESH_S:
-                try:
-                    self._look = run_now(_look(self._opened()))
-                except OutliveError:
-                    self._look = None
-                self._looked_at = time.monotonic()
-            return self._look
-
-    def _opened(self) -> AsyncStore:
-        """Return the store in the sync mode: collections come from threads without an event loop."""
-        if isinstance(self._store, Store):
-            return self._store._store
-        if self._sync is None:
-            assert self._store._sync_sibling is not None
-            self._sync = self._store._sync_sibling()
-        return self._sync
-
-
-async def _look(store: AsyncStore) -> Look:
-    look, now = Look(), dt.datetime.now(dt.UTC)
-    for status in (*UNFINISHED, PARKED):
-        look.runs[status] = await _count(store, status)
-    count = 0
-    async for run in store.recoverable():
-        if run.status == RELEASED:
-            look.released_age_s = max(look.released_age_s, _age_s(_released_at(run), now))
-        else:
-            look.dead += 1
-            look.dead_age_s = max(look.dead_age_s, _age_s(_died_at(run, now), now))
-        if (count := count + 1) == _MOST:
-            break
-    async for question in store.questions():
-        look.questions += 1
-        look.questions_age_s = max(look.questions_age_s, _age_s(question.asked_at, now))
-        if look.questions == _MOST:
-            break
-    return look
-
-
-async def _count(store: AsyncStore, status: str) -> int:
-    count = 0
-    query = EntryQuery(store._settings.tenant, RUN, statuses=[status], limit=_PAGE)
-    async for page in entry_pages(store._engine.backend, query):
-        count += len(page)
-        if count >= _MOST:
-            break
-    return count
-
-
-def _released_at(run: RunInfo) -> dt.datetime | None:
-    """Return since when any worker may claim a run."""
-    entry = run._entry
-    return moment(entry.until) if entry is not None and entry.clock == WALL else run.updated_at
-
-
-def _died_at(run: RunInfo, now: dt.datetime) -> dt.datetime | None:
-    """Return since when nothing works on a run, as far as it is known."""
-    moments = [at for at in (run.lease_expires_at, run.updated_at) if at is not None and at <= now]
-    return max(moments, default=None)
-
-
-def _age_s(since: dt.datetime | None, now: dt.datetime) -> float:
-    return 0.0 if since is None else max(0.0, (now - since).total_seconds())
-
-
 class Metrics:
     """Measures what a store does. Made by `otel.metrics()`, for `on_event`."""
 
     def __init__(self, meter: Any = None) -> None:
         if meter is not None and not hasattr(meter, "create_counter"):
             raise BadArgument(f"meter must be a Meter of OpenTelemetry, not {meter!r:.100}")
-        self._api = api("opentelemetry.metrics")
-        self._meter = meter if meter is not None else self._api.get_meter("outlive")
-        create = self._meter
-        self._counters = {name: create.create_counter(*about) for name, about in _COUNTED.items()}
-        self._histograms = {name: create.create_histogram(*about) for name, about in _TIMED.items()}
-        self._bytes = create.create_counter("outlive.save.bytes", "By", "Bytes that saves added to the store")
-        self._state = create.create_histogram("outlive.save.state_bytes", "By", "Sizes of saved states")
-        self._recoveries = create.create_counter(
+        self._instruments = _instruments_of(meter if meter is not None else _default_meter())
+
+    def __call__(self, event: Event) -> None:
+        """Count an event."""
+        self._instruments.count(event)
+
+    def observe(self, store: Store | AsyncStore, *, name: str | None = None) -> None:
+        """Add gauges of what the store has: runs by status, dead runs, open questions, and the age of the oldest.
+
+        Every collection asks the store. A store that was closed is not asked any more. The attribute `outlive.store` is
+        `name` (default: the URL of the store, without secrets). Two stores of one URL and tenant are observed as one.
+        """
+        if not isinstance(store, Store) and (
+            not isinstance(store, AsyncStore) or store._sync_sibling is None
+        ):
+            raise BadArgument(
+                f"observe takes a store that outlive.open or open_async returned, not {store!r:.100}"
+            )
+        self._instruments.gauges.add(store, None if name is None else check_text("name", name))
+
+
+class _Instruments:
+    """The instruments of one meter, which all `Metrics` of it share."""
+
+    def __init__(self, meter: Any) -> None:
+        self._counters = {name: meter.create_counter(*about) for name, about in _COUNTED.items()}
+        self._histograms = {name: meter.create_histogram(*about) for name, about in _TIMED.items()}
+        self._bytes = meter.create_counter("outlive.save.bytes", "By", "Bytes that saves added to the store")
+        self._state = meter.create_histogram("outlive.save.state_bytes", "By", "Sizes of saved states")
+        self._recoveries = meter.create_counter(
             "outlive.recoveries",
             "{run}",
             "Runs that were taken over after their process died or lost its lease",
         )
-        self._stores: list[_Watched] = []
-        self._has_gauges = False
+        self.gauges = _Gauges(meter)
 
-    def __call__(self, event: Event) -> None:
-        """Count an event."""
+    def count(self, event: Event) -> None:
         attributes = _attributes(event)
         if event.name in self._counters:
             self._counters[event.name].add(1, attributes)
@@ -203,56 +114,97 @@ class Metrics:
         if event.name == CLAIM and event.previous in (DIED, LAPSED):
             self._recoveries.add(1, attributes)
 
-    def observe(self, store: Store | AsyncStore) -> None:
-        """Add gauges of what the store has: runs by status, dead runs, open questions, and the age of the oldest.
 
-        Every collection asks the store. A store that was closed is not asked any more.
-        """
-        if not isinstance(store, Store) and (
-            not isinstance(store, AsyncStore) or store._sync_sibling is None
-        ):
-            raise BadArgument(
-                f"observe takes a store that outlive.open or open_async returned, not {store!r:.100}"
-            )
-        self._stores.append(_Watched(store))
-        if not self._has_gauges:
-            self._has_gauges = True
-            self._add_gauges()
+_all: WeakKeyDictionary[Any, _Instruments] = WeakKeyDictionary()  # by meter
+_all_lock = threading.Lock()
 
-    def _add_gauges(self) -> None:
-        self._gauge(
+
+def _instruments_of(meter: Any) -> _Instruments:
+    with _all_lock:
+        if meter not in _all:
+            _all[meter] = _Instruments(meter)
+        return _all[meter]
+
+
+@functools.cache
+def _default_meter() -> Any:
+    """Return the meter of the global provider: before that is set, every call would return another one."""
+    return api("opentelemetry.metrics").get_meter("outlive")
+
+
+class _Gauges:
+    """The gauges of one meter, and the stores that they ask."""
+
+    def __init__(self, meter: Any) -> None:
+        self._observation = api("opentelemetry.metrics").Observation
+        self._stores: list[WatchedStore] = []
+        self.after_fork_in_child()
+        reset_in_child(self)
+        self._add_gauges(meter)
+
+    def after_fork_in_child(self) -> None:
+        """Replace the locks, which a thread of the parent may have held."""
+        self._lock = threading.Lock()
+        for store in self._stores:
+            store.after_fork_in_child()
+
+    def add(self, store: Store | AsyncStore, name: str | None) -> None:
+        """Observe a store from now on. Raises BadArgument if another one has its name."""
+        with self._lock:
+            others = [watched for watched in self._stores if not watched.is_closed()]
+            if all(watched.inner is not inner_of(store) for watched in others):
+                self._stores = [*others, _named(store, name, [watched.attributes for watched in others])]
+
+    def _look(self) -> list[tuple[dict[str, str], Look]]:
+        """Return what is in each store that can be reached."""
+        with self._lock:
+            self._stores = [store for store in self._stores if not store.is_closed()]
+            stores = {tuple(store.attributes.items()): store for store in reversed(self._stores)}
+        looks = [(store.attributes, store.look()) for store in stores.values()]
+        return [(attributes, look) for attributes, look in looks if look is not None]
+
+    def _add_gauges(self, meter: Any) -> None:
+        gauge = functools.partial(self._gauge, meter)
+        gauge(
             "outlive.runs", "{run}", "Runs that have not ended, by status",
             lambda look: [(count, {"outlive.status": status}) for status, count in look.runs.items()],
         )  # fmt: skip
-        self._gauge("outlive.runs.dead", "{run}", "Runs whose process died", lambda look: [(look.dead, {})])
-        self._gauge(
+        gauge("outlive.runs.dead", "{run}", "Runs whose process died", lambda look: [(look.dead, {})])
+        gauge(
             "outlive.runs.dead.age", "s", "Since when the first of them is dead",
             lambda look: [(look.dead_age_s, {})],
         )  # fmt: skip
-        self._gauge(
+        gauge(
             "outlive.runs.released.age", "s", "How long the oldest released run waits for a worker",
             lambda look: [(look.released_age_s, {})],
         )  # fmt: skip
-        self._gauge(
-            "outlive.questions.open", "{question}", "Open questions", lambda look: [(look.questions, {})]
-        )
-        self._gauge(
+        gauge("outlive.questions.open", "{question}", "Open questions", lambda look: [(look.questions, {})])
+        gauge(
             "outlive.questions.open.age", "s", "The age of the oldest open question",
             lambda look: [(look.questions_age_s, {})],
         )  # fmt: skip
 
-    def _gauge(self, name: str, unit: str, description: str, observe: Observe) -> None:
+    def _gauge(self, meter: Any, name: str, unit: str, description: str, observe: Observe) -> None:
         def collect(options: object) -> list[Any]:
-            self._stores = [store for store in self._stores if not store.is_closed()]
-            looks = [(store.attributes, store.look()) for store in self._stores]
             return [
-                self._api.Observation(value, {**common, **attributes})
-                for common, look in looks
-                if look is not None
+                self._observation(value, {**common, **attributes})
+                for common, look in self._look()
                 for value, attributes in observe(look)
             ]
 
-        self._meter.create_observable_gauge(name, [collect], unit, description)
+        meter.create_observable_gauge(name, [collect], unit, description)
+
+
+def _named(store: Store | AsyncStore, name: str | None, taken: list[dict[str, str]]) -> WatchedStore:
+    """Return a store to observe, with attributes that no other store has: equal URLs are the same store."""
+    url = inner_of(store)._settings.url
+    watched = WatchedStore(store, name or url)
+    if name is not None and watched.attributes in taken:
+        raise BadArgument(f"another store is observed as {name!r}; give this one another name")
+    numbers = itertools.count(2)
+    while url.startswith("memory:") and watched.attributes in taken:  # each is a store of its own
+        watched = WatchedStore(store, f"{url}#{next(numbers)}")
+    return watched
 
 
 def _attributes(event: Event) -> dict[str, str]:

@@ -5,24 +5,21 @@ between, so that spans of other libraries (a call of a model, an HTTP request) n
 is the same inside its run. A save, a load and what belongs to no run become spans after the fact.
 
 The span of the first attempt begins before the commit that starts the run. That commit stores its
-trace context with the run (`RunInfo.trace`). A later attempt, in whichever process, is a span of its own
-trace with a link to the first one: it may come days later, and has another cause.
+trace context with the run (`RunInfo.trace`); `store.submit` stores that of its caller instead. A
+later attempt, or the first one of a submitted run, in whichever process, is a span of its own trace
+with a link to the stored one: it may come days later, and has another cause.
 
-OpenTelemetry makes a span current by a token, which only the context that got it may give back. A run
-may end elsewhere, in another thread or task. So the former context is attached again instead, where
-the span is still the current one. Where it is not, the next event leaves it: a context knows its
-span, and whether that has ended.
+A span of a run has what was used since its claim. The usage of a run is the sum over its attempts,
+so a claim tells what there was before.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outlive.errors import BadArgument
 from outlive.events import (
@@ -36,6 +33,7 @@ from outlive.events import (
     STEP_BEGIN,
     STEP_END,
     Event,
+    valid_trace,
 )
 from outlive.otel.attributes import (
     EXECUTE_TOOL,
@@ -48,23 +46,13 @@ from outlive.otel.attributes import (
 )
 from outlive.runtime.fork import reset_in_child
 
-RunKey = tuple[str, str | None]  # (thread, run)
-StepKey = tuple[RunKey, str | None, str | None]
-_OPEN = "outlive-span"  # in a context: the innermost span of ours
-_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+if TYPE_CHECKING:
+    from outlive.otel.span_scope import RunKey, SpanScope
+
+    StepKey = tuple[RunKey, str | None, str | None]
+
 # The span of a run that is being started in this task or thread.
-_beginning: ContextVar[tuple[RunKey, Any] | None] = ContextVar("outlive_span", default=None)
-
-
-@dataclass(slots=True)
-class _Open:
-    """A span that has not ended, its context, and the context before it."""
-
-    span: Any
-    run: RunKey
-    before: Any
-    inside: Any = None
-    has_ended: bool = False
+_beginning: ContextVar[Any] = ContextVar("outlive_span", default=None)
 
 
 class Spans:
@@ -73,7 +61,8 @@ class Spans:
     def __init__(self, tracer: Any = None) -> None:
         if tracer is not None and not hasattr(tracer, "start_span"):
             raise BadArgument(f"tracer must be a Tracer of OpenTelemetry, not {tracer!r:.100}")
-        self._trace, self._context = api("opentelemetry.trace"), api("opentelemetry.context")
+        self._trace = api("opentelemetry.trace")
+        self._scopes = api("outlive.otel.span_scope")
         self._tracer = tracer if tracer is not None else self._trace.get_tracer("outlive")
         self._handlers: dict[str, Callable[[Event], None]] = {
             CLAIM: self._claim,
@@ -92,8 +81,8 @@ class Spans:
     def after_fork_in_child(self) -> None:
         """Forget the spans that the parent has open."""
         self._lock = threading.Lock()
-        self._runs: dict[RunKey, _Open] = {}
-        self._steps: dict[StepKey, _Open] = {}
+        self._runs: dict[RunKey, tuple[SpanScope, Mapping[str, Any]]] = {}  # with what was used before
+        self._steps: dict[StepKey, SpanScope] = {}
 
     def __call__(self, event: Event) -> None:
         """Make or end the span of an event."""
@@ -104,40 +93,39 @@ class Spans:
     def begin_trace(self, thread: str, run: str, agent: str | None) -> str | None:
         """Begin the span of a run that starts, and return its trace context for the record of the run."""
         span = self._start_run(agent, [])
-        _beginning.set(((thread, run), span))
-        context = span.get_span_context()
-        if not context.is_valid:  # no SDK is set up
-            return None
-        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+        _beginning.set(span)
+        return _trace_of(span)
+
+    def current_trace(self) -> str | None:
+        """Return the trace context of the current span, for the record of a run that is submitted."""
+        return _trace_of(self._trace.get_current_span())
 
     def _start_run(self, agent: str | None, links: list[Any]) -> Any:
         name = INVOKE_AGENT if agent is None else f"{INVOKE_AGENT} {agent}"
         return self._tracer.start_span(
-            name, context=self._here(), links=links, attributes={OPERATION: INVOKE_AGENT}
+            name, context=self._scopes.here(), links=links, attributes={OPERATION: INVOKE_AGENT}
         )
 
     def _claim(self, event: Event) -> None:
         key = (event.thread, event.run)
-        beginning = _beginning.get()
-        if beginning is not None and beginning[0] == key:
-            span = beginning[1]
-        else:
-            span = self._start_run(event.agent, self._links(event.trace))
+        span = _beginning.get()
         _beginning.set(None)
+        if span is None or _trace_of(span) != event.trace:  # not of this start, or of one that failed
+            span = self._start_run(event.agent, self._links(event))
         span.set_attributes(of_event(event))
         with self._lock:
-            former, self._runs[key] = self._runs.get(key), self._enter(span, key)
+            former = self._runs.get(key)
+            self._runs[key] = self._scopes.enter(span, key), event.usage or {}
         if former is not None:  # its end was not told: the store could not be reached
-            former.span.end()
-            former.has_ended = True
+            former[0].end()
 
-    def _links(self, trace: str | None) -> list[Any]:
-        match = _TRACEPARENT.fullmatch(trace) if isinstance(trace, str) else None
-        if match is None:
+    def _links(self, event: Event) -> list[Any]:
+        trace = valid_trace(event.trace)
+        if trace is None:
             return []
-        trace_id, span_id, flags = (int(part, 16) for part in match.groups())
+        trace_id, span_id, flags = (int(part, 16) for part in trace.split("-")[1:])
         context = self._trace.SpanContext(trace_id, span_id, True, self._trace.TraceFlags(flags))
-        return [self._trace.Link(context, {"outlive.link": "first attempt"})] if context.is_valid else []
+        return [self._trace.Link(context, {"outlive.link": "origin"})]
 
     def _end(self, event: Event) -> None:
         key = (event.thread, event.run)
@@ -145,14 +133,15 @@ class Spans:
             run = self._runs.pop(key, None)
         if run is None:
             return
+        scope, before = run
         error = "lost to another process" if event.name == LOSS else event.error
-        self._finish(run, event, error, of_usage(event.usage))
+        self._finish(scope, event, error, of_usage(event.usage, before))
 
     def _note(self, event: Event) -> None:
         with self._lock:
             run = self._runs.get((event.thread, event.run))
         if run is not None:
-            run.span.add_event(f"outlive.{event.name}", of_event(event))
+            run[0].span.add_event(f"outlive.{event.name}", of_event(event))
 
     # Steps
 
@@ -163,7 +152,7 @@ class Spans:
         name = f"{EXECUTE_TOOL} {event.step}"
         span = self._tracer.start_span(name, context=self._parent(key), attributes=attributes)
         with self._lock:
-            self._steps[key, event.step, event.key] = self._enter(span, key)
+            self._steps[key, event.step, event.key] = self._scopes.enter(span, key)
 
     def _end_step(self, event: Event) -> None:
         with self._lock:
@@ -184,41 +173,25 @@ class Spans:
             span.set_status(self._trace.StatusCode.ERROR, event.error)
         span.end(end_time=end)
 
-    # Contexts
-
-    def _enter(self, span: Any, key: RunKey) -> _Open:
-        opened = _Open(span, key, self._here())
-        inside = self._context.set_value(_OPEN, opened, self._trace.set_span_in_context(span, opened.before))
-        opened.inside = inside
-        self._context.attach(inside)
-        return opened
-
-    def _here(self) -> Any:
-        """Return the current context, without spans of ours that have ended."""
-        return self._left(self._context.get_current())
-
-    def _left(self, context: Any) -> Any:
-        while (opened := self._context.get_value(_OPEN, context)) is not None and opened.has_ended:
-            context = opened.before
-        return context
-
     def _parent(self, key: RunKey) -> Any:
         """Return the current context if it is inside the run, else that of the run."""
-        here = self._here()
-        opened = self._context.get_value(_OPEN, here)
-        if opened is not None and opened.run == key:
+        here = self._scopes.here()
+        if self._scopes.is_inside(here, key):
             return here
         with self._lock:
             run = self._runs.get(key)
-        return here if run is None else run.inside
+        return here if run is None else run[0]
 
-    def _finish(self, opened: _Open, event: Event, error: str | None, more: dict[str, Any]) -> None:
-        span = opened.span
-        span.set_attributes({**of_event(event), **more})
+    def _finish(self, scope: SpanScope, event: Event, error: str | None, more: dict[str, Any]) -> None:
+        scope.span.set_attributes({**of_event(event), **more})
         if error is not None:
-            span.set_attribute("error.type", error.partition(":")[0])
-            span.set_status(self._trace.StatusCode.ERROR, error)
-        span.end()
-        opened.has_ended = True
-        if self._trace.get_current_span() is span:
-            self._context.attach(self._left(opened.before))
+            scope.span.set_attribute("error.type", error.partition(":")[0])
+            scope.span.set_status(self._trace.StatusCode.ERROR, error)
+        scope.end()
+
+
+def _trace_of(span: Any) -> str | None:
+    context = span.get_span_context()
+    if not context.is_valid:  # there is no span, or no SDK is set up
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"

@@ -33,6 +33,7 @@ from outlive.errors import (
     ThreadBusy,
     well_formed,
 )
+from outlive.events import valid_trace
 from outlive.format.codec import Codec
 from outlive.runs import attempts
 from outlive.runs.budget import Budget
@@ -86,7 +87,7 @@ class RunInfo:
     ended_at: dt.datetime | None = None
     attempts: tuple[attempts.Attempt, ...] = ()  # the last 20, oldest first
     lease_expires_at: dt.datetime | None = None  # unless it is renewed; None: no lease
-    trace: str | None = None  # the W3C trace context of its first attempt, which later ones link to
+    trace: str | None = None  # the W3C trace context of who submitted it, or of its first attempt
     effect_seed: bytes = field(default=b"", repr=False)  # of the keys of its effects
     is_readable: bool = True  # if not: only id, thread and status are known; see `error`
     _entry: EntryRecord | None = field(default=None, repr=False)
@@ -131,6 +132,7 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
         owner, tried = fields.pop("owner", None), attempts.unpack(fields.pop("attempts", []))
         waits = fields.pop("waits", None)
         known = {name: value for name, value in fields.items() if name in _FIELDS}
+        known["trace"] = valid_trace(fields.get("trace"))
         return RunInfo(
             id=entry.key,
             thread=key.id,

@@ -298,7 +298,11 @@ class Recovery:
         except EntryHeld:
             self._add("waiting", info)
             return
-        self._skip(info, "parked", f"parked after {info.failures} attempts")
+        self._skip(
+            info,
+            "parked",
+            f"parked after {info.failures} failed attempts; store.retry({info.id!r}) resumes it",
+        )
 
     async def _back_off(self, key: ThreadKey, info: RunInfo) -> None:
         """Let a run whose process died wait before its next attempt."""

@@ -235,7 +235,8 @@ class AsyncRun(AsyncContext):
         if not self._options.retries:
             await self._park_if_spent()
         previous = self.info.attempts[-2:-1]
-        self._tell(CLAIM, trace=self.info.trace, previous=previous[0].outcome if previous else None)
+        outcome = previous[0].outcome if previous else None
+        self._tell(CLAIM, trace=self.info.trace, previous=outcome, usage=self.info.usage)
         return self
 
     async def _park_if_spent(self) -> None:
@@ -971,7 +972,7 @@ class AsyncRun(AsyncContext):
         if self._is_live:
             self._is_lost = True
             self._stop()
-            self._tell(LOSS)
+            self._tell(LOSS, usage=self.info.usage)
         if isinstance(error, LeaseLost):
             return error
         return LeaseLost(self.info.thread, error.kind, error.key, self._fence, None)

@@ -41,7 +41,7 @@ async def submit(engine: Engine, key: ThreadKey, run: RunInfo, *, due: int | Non
 
 def _entries(engine: Engine, run: RunInfo, due: int | None, now: int) -> tuple[EntryRecord, ...]:
     run.attempt, run.status = 0, RELEASED
-    run.effect_seed = new_seed()
+    run.effect_seed, run.trace = new_seed(), engine.events.current_trace()
     if due is not None and due > now:
         run.status, run.waits = WAITING, Waiting("start", moment(now), moment(due))
     body = lease.pack_run(engine, run)

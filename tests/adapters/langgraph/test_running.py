@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from langchain_core.messages import HumanMessage
 from langgraph.types import Command, interrupt
 
 import outlive
@@ -121,20 +122,102 @@ def test_while_a_run_goes_on_no_other_has_its_thread(store):
     assert refused == ["r", "r"]
 
 
-def test_an_interrupt_ends_the_run_and_the_answer_is_the_next(store):
-    graph = line(Log, a=says("a"), ask=asks("ask"), b=says("b")).compile()
-    asked = run_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="question")
+def test_a_graph_that_stops_at_an_interrupt_makes_its_run_wait_for_the_answer(store):
+    graph = line(Log, a=says("a"), ask=asks("ask"), b=says("b")).compile(name="assistant")
+    asked = run_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r")
     assert asked["log"] == ["in", "a"]
-    assert [one.value for one in asked["__interrupt__"]] == ["ask?"]
-    again = run_graph(graph, None, thread_id="t", store=store, run_id="question")
-    assert again["log"] == asked["log"]
-    assert [one.value for one in again["__interrupt__"]] == ["ask?"]
+    (asks_for,) = asked["__interrupt__"]
+    (question,) = store.questions()
+    assert (question.run, question.name, question.payload) == ("r", asks_for.id, "ask?")
+    assert store.find_run("r").status == "waiting"
+    assert list(store.recoverable()) == []
+    again = run_graph(graph, None, thread_id="t", store=store, run_id="r")
+    assert (again["log"], again["__interrupt__"]) == (asked["log"], asked["__interrupt__"])
+    store.answer("r", question.name, "yes", by="ada")
+    (resumed,) = store.recover({"assistant": lambda run: resume_graph(graph, run)}).resumed
+    assert (resumed.id, resumed.attempt) == ("r", 1)
+    output = run_graph(graph, None, thread_id="t", store=store, run_id="r")
+    assert output == {"log": ["in", "a", "ask=yes", "b"]}
+
+
+def test_an_answer_as_the_input_of_another_run_takes_the_place_of_the_run_that_waits(store):
+    graph = line(Log, a=says("a"), ask=asks("ask"), b=says("b")).compile()
+    run_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="question")
     answered = run_graph(graph, Command(resume="yes"), thread_id="t", store=store, run_id="answer")
     assert answered == {"log": ["in", "a", "ask=yes", "b"]}
     assert {found.id: found.status for found in store.runs()} == {
-        "question": "completed",
+        "question": "cancelled",
         "answer": "completed",
     }
+    assert store.find_run("question").error == "superseded by run 'answer'"
+    assert list(store.questions()) == []
+
+
+def test_an_answer_by_a_plain_invocation_ends_the_run_that_waited(store):
+    graph = line(Log, a=says("a"), ask=asks("ask")).compile(name="assistant")
+    run_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r")
+    plain = line(Log, a=says("a"), ask=asks("ask")).compile(checkpointer=OutliveSaver(store))
+    assert plain.invoke(Command(resume="plain"), thread())["log"] == ["in", "a", "ask=plain"]
+    (question,) = store.questions()
+    store.answer("r", question.name, "late")
+    (resumed,) = store.recover({"assistant": lambda run: resume_graph(graph, run)}).resumed
+    assert resumed.status == "completed"
+    assert plain.get_state(thread()).values["log"] == ["in", "a", "ask=plain"]
+
+
+def asks_twice(state):
+    return {"log": [interrupt("more?"), interrupt("more?")]}
+
+
+def test_interrupts_of_one_node_and_of_branches_are_questions_of_their_own(store):
+    builder = fan(Log, says("in"), says("out"), twice=asks_twice, other=asks("other"))
+    graph = builder.compile(name="assistant")
+    handlers = {"assistant": lambda run: resume_graph(graph, run)}
+    run_graph(graph, {"log": []}, thread_id="t", store=store, run_id="r")
+    asked = {question.payload: question.name for question in store.questions()}
+    assert set(asked) == {"more?", "other?"}
+    store.answer("r", asked["more?"], "first")
+    assert store.recover(handlers).suspended == []  # it waits for all
+    store.answer("r", asked["other?"], "yes")
+    assert [run.id for run in store.recover(handlers).suspended] == ["r"]
+    (second,) = store.questions()
+    assert (second.payload, second.name == asked["more?"]) == ("more?", False)
+    store.answer("r", second.name, "second")
+    assert len(store.recover(handlers).resumed) == 1
+    output = run_graph(graph, None, thread_id="t", store=store, run_id="r")
+    assert sorted(output["log"]) == ["first", "in", "other=yes", "out", "second"]
+
+
+def test_what_an_interrupt_shows_need_not_be_known_to_answer_it(store):
+    def node(state):
+        return {"log": [interrupt(HumanMessage("really?"))]}
+
+    graph = line(Log, ask=node).compile(name="assistant")
+    run_graph(graph, {"log": []}, thread_id="t", store=store, run_id="r")
+    (question,) = store.questions()
+    assert "really?" in str(question.payload)
+    store.answer("r", question.name, "yes")
+    assert len(store.recover({"assistant": lambda run: resume_graph(graph, run)}).resumed) == 1
+
+
+def test_an_async_run_waits_for_the_answer_too(url):
+    graph = line(Log, ask=asks("ask")).compile(name="assistant")
+
+    async def main():
+        async with outlive.open_async(url) as store:
+            asked = await arun_graph(graph, {"log": []}, thread_id="t", store=store, run_id="r")
+            (question,) = [question async for question in store.questions()]
+            assert question.name == asked["__interrupt__"][0].id
+            await store.answer("r", question.name, "yes")
+
+            async def handler(run):
+                return await aresume_graph(graph, run)
+
+            assert len((await store.recover({"assistant": handler})).resumed) == 1
+            output = await arun_graph(graph, None, thread_id="t", store=store, run_id="r")
+            assert output == {"log": ["ask=yes"]}
+
+    asyncio.run(main())
 
 
 def test_what_a_node_raises_is_raised_and_the_run_has_failed(store):
@@ -163,7 +246,7 @@ def test_an_async_run_does_the_same(url, folder):
             runs = [found async for found in store.runs()]
             assert sorted((found.id, found.status) for found in runs) == [
                 ("answer", "completed"),
-                ("question", "completed"),
+                ("question", "cancelled"),
             ]
 
     asyncio.run(main())
@@ -452,6 +535,32 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_has_not_lost_its_inpu
             "three",
         ]
     assert traces(folder) == ["one", "two", "three"]
+
+
+def resume_and_die(report, url, folder, where):
+    with outlive.open(url) as store:
+        graph = asking_graph(folder, where)
+        store.recover({"assistant": lambda run: resume_graph(graph, run)}, concurrency=1)
+
+
+@pytest.mark.parametrize("where", ["ask", "after"])
+def test_a_worker_that_was_killed_with_the_answer_leaves_it_to_the_next(workers, url, folder, where):
+    with outlive.open(url) as store:
+        run_graph(
+            asking_graph(folder), {"log": ["in"]}, thread_id="t", store=store, run_id="r", agent="assistant"
+        )
+        (question,) = store.questions()
+        store.answer("r", question.name, "yes")
+    with workers.spawn(resume_and_die, url, str(folder), where) as worker:
+        assert worker.receive() is None
+    with outlive.open(url) as store:
+        assert recovered(store, asking_graph(folder)).id == "r"
+        output = run_graph(asking_graph(folder), None, thread_id="t", store=store, run_id="r")
+        assert output == {"log": ["in", "before", "answer yes", "ask", "after"]}
+    assert (
+        traces(folder)
+        == {"ask": ["before", "ask", "ask", "after"], "after": ["before", "ask", "after", "after"]}[where]
+    )
 
 
 @pytest.mark.parametrize("where", ["ask", "after"])

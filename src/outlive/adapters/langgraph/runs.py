@@ -8,13 +8,15 @@ checkpoint of the run, or with its input when there is none yet.
 
     store.recover({"assistant": lambda run: resume_graph(graph, run)})
 
-A graph that stops to ask a person (`interrupt`) ends its run; the answer, `Command(resume=...)`, is
-the input of the next run.
+A graph that stops to ask a person (`interrupt`) makes its run wait: each interrupt is a question of
+the run, and `store.answer` makes it claimable. The process that resumes it hands the answers to the
+graph. If it dies with them, the next one gets the same answers from the store. A run whose input is
+`Command(resume=...)` takes the place of the one that waits, which it cancels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -29,9 +31,12 @@ from outlive.adapters.langgraph.values.codec import ValueCodec
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.arguments import check_id, check_run
 from outlive.backend import Fence, HistoryQuery
-from outlive.errors import BadArgument, HeadMoved, RunEnded
+from outlive.errors import BadArgument, HeadMoved, OutliveError, RunEnded
+from outlive.format.readable import readable
+from outlive.runs.answer_schema import schema_of
 from outlive.runs.lease import RUN, RunInfo
 from outlive.runs.run import AsyncRun
+from outlive.runs.waits import Question
 from outlive.runtime.loop import AsyncRuntime
 from outlive.runtime.runtime import new_id, run_now
 from outlive.store import AsyncStore
@@ -59,16 +64,18 @@ def run_graph(
 ) -> Any:
     """Invoke a graph as a run of `store` (default: the store of its checkpointer) and return its output.
 
-    With the `run_id` of a run that has ended, return that run's output and invoke nothing.
-    `store.recover` chooses a handler by `agent` (default: the graph's name). `options` go to
+    A graph that stops at `interrupt()` leaves a run that waits, and its output has "__interrupt__":
+    `store.questions()` lists what it asks, and after `store.answer` a worker resumes it. With the
+    `run_id` of a run that has ended, return that run's output and invoke nothing. `store.recover` chooses a handler by `agent` (default: the graph's name). `options` go to
     `graph.invoke`, with durability="sync" unless you pass another one. Raises ThreadBusy while
     another run has this thread, LeaseLost when another process has taken this run over.
     """
     inner = _store_of(graph, store)._store
     info = _info(inner, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
-    with Run(inner._run(info, is_bare=True, is_named=run_id is not None)) as started:
+    with Run(inner._run(info, **_start_options(input, run_id))) as started:
         graph_run = _GraphRun(graph, started._run, config)
         return graph_run.output() if started.is_finished else graph_run.invoke(options)
+    return graph_run.last_output  # the run waits, which has ended the block
 
 
 def resume_graph(graph: Any, run: Run, *, config: RunnableConfig | None = None, **options: Any) -> Any:
@@ -94,9 +101,10 @@ async def arun_graph(
     if not isinstance(store, AsyncStore):
         raise BadArgument("arun_graph needs the store: arun_graph(..., store=await outlive.open_async(url))")
     info = _info(store, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
-    async with store._run(info, is_bare=True, is_named=run_id is not None) as started:
+    async with store._run(info, **_start_options(input, run_id)) as started:
         graph_run = _GraphRun(graph, started, config)
         return await graph_run.aoutput() if started.is_finished else await graph_run.ainvoke(options)
+    return graph_run.last_output
 
 
 async def aresume_graph(
@@ -129,28 +137,84 @@ class _GraphRun:
         saver = OutliveSaver(store, serde=serde)._fenced(fence)
         self.graph = graph.copy({"checkpointer": saver})
         self.config = _config(config, run.info)
+        self.last_output: Any = None
+        self._answered: set[str] = set()  # ids of interrupts
 
     def invoke(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or continue from its last checkpoint."""
         point = run_now(self._resume_point())
         state = None if point is None else self.graph.get_state(self._at(point.id))
         if point is not None and self._is_over(point, state):
-            self._run.info.result = [_MARK, "checkpoint", point.id]
-            return self._output_of(state)
-        output = self.graph.invoke(self._input(point), self.config, **{**_DEFAULTS, **options})
-        self._run.info.result = run_now(self._result())
-        return output
+            return self._over(point, state)
+        asked, input = self._begin(point, state)
+        while True:
+            if asked:
+                input = run_now(self._ask(asked))
+            self.last_output = self.graph.invoke(input, self.config, **{**_DEFAULTS, **options})
+            told = _interrupts(self.last_output)
+            asked = self.graph.get_state(self.config).interrupts if told is None else told
+            if not asked:
+                self._run.info.result = run_now(self._result())
+                return self.last_output
 
     async def ainvoke(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or continue from its last checkpoint."""
         point = await self._resume_point()
         state = None if point is None else await self.graph.aget_state(self._at(point.id))
         if point is not None and self._is_over(point, state):
-            self._run.info.result = [_MARK, "checkpoint", point.id]
-            return self._output_of(state)
-        output = await self.graph.ainvoke(self._input(point), self.config, **{**_DEFAULTS, **options})
-        self._run.info.result = await self._result()
-        return output
+            return self._over(point, state)
+        asked, input = self._begin(point, state)
+        while True:
+            if asked:
+                input = await self._ask(asked)
+            self.last_output = await self.graph.ainvoke(input, self.config, **{**_DEFAULTS, **options})
+            told = _interrupts(self.last_output)
+            asked = (await self.graph.aget_state(self.config)).interrupts if told is None else told
+            if not asked:
+                self._run.info.result = await self._result()
+                return self.last_output
+
+    def _over(self, point: _ResumePoint, state: Any) -> Any:
+        self._run.info.result = [_MARK, "checkpoint", point.id]
+        return self._output_of(state)
+
+    def _begin(self, point: _ResumePoint | None, state: Any) -> tuple[Sequence[Any], Any]:
+        """Return the interrupts at which the graph stopped before, and what to invoke it with if there are none."""
+        if point is None:
+            return (), _unpack(self._codec, self._run.info.prompt)
+        self.last_output = self._output_of(state)
+        return state.interrupts, None
+
+    async def _ask(self, interrupts: Sequence[Any]) -> Any:
+        """Return what continues the graph. Without all answers, the run waits for them: raises RunSuspended.
+
+        A crash after this leaves the answers with the run, so the next attempt continues with the same.
+        """
+        from langgraph.types import Command  # the extra needs only langgraph-checkpoint
+
+        if not self._answered.isdisjoint(interrupt.id for interrupt in interrupts):
+            raise BadArgument(
+                "a node calls interrupt() more than once, and this version of LangGraph gives all of them the same id; "
+                "update langgraph, or ask once in each node"
+            )
+        questions = {interrupt.id: self._question(interrupt) for interrupt in interrupts}
+        answers = await self._run.ask_all(questions)
+        self._answered |= answers.keys()
+        return Command(resume=answers)
+
+    def _question(self, interrupt: Any) -> Question:
+        """Return an interrupt as a question that is listed without the types of the graph."""
+        codec = self._run._engine.codec
+        payload, schema = interrupt.value, getattr(interrupt, "response_schema", None)
+        try:
+            codec.unpack(codec.pack(payload, "interrupt"))
+        except OutliveError:
+            payload = readable(_pack(self._codec, payload)[2])
+        try:
+            schema_of(schema)
+        except BadArgument:
+            schema = None  # it has keywords that are not checked here; LangGraph checks the answer
+        return Question(payload, schema)
 
     def output(self) -> Any:
         """Return the output of a run that has ended."""
@@ -190,9 +254,6 @@ class _GraphRun:
             raise HeadMoved(self._run.info.thread, "", point.id, point.passed_by)
         return False
 
-    def _input(self, point: _ResumePoint | None) -> Any:
-        return None if point is not None else _unpack(self._codec, self._run.info.prompt)
-
     async def _result(self) -> list[Any]:
         """Return the result to store: the last checkpoint, which has the output.
 
@@ -217,6 +278,18 @@ class _GraphRun:
             return state.values.get(channels) if isinstance(state.values, dict) else state.values
         output = {name: value for name, value in state.values.items() if name in channels}
         return {**output, "__interrupt__": list(state.interrupts)} if state.interrupts else output
+
+
+def _interrupts(output: Any) -> Sequence[Any] | None:
+    """Return the interrupts at which a graph has stopped; None if its output does not tell."""
+    return output.get("__interrupt__", ()) if isinstance(output, dict) else None
+
+
+def _start_options(input: Any, run_id: str | None) -> dict[str, Any]:
+    from langgraph.types import Command
+
+    answers = isinstance(input, Command) and input.resume is not None
+    return {"is_bare": True, "is_named": run_id is not None, "supersedes": answers}
 
 
 def _config(config: RunnableConfig | None, info: RunInfo) -> RunnableConfig:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outlive.cli.command import argument, command, flag, limit_option, option
+from outlive.cli.command import argument, command, flag, limit_of, option, watched_limit_option
 from outlive.cli.commands.runs import thread_option
 from outlive.cli.context import Call
 from outlive.cli.lookup import find_run, find_thread
@@ -49,7 +49,7 @@ _STATUSES = ("open", "answered", "expired", "withdrawn")
     option("--older-than", metavar="TIME", help="Only questions that were asked at least so long ago, such as 2h or 3d."),
     flag("--events", help="Include the events that runs wait for."),
     flag("--full", help="Do not shorten long values."),
-    limit_option(100, "questions"),
+    watched_limit_option("questions"),
     watch_option(),
 )  # fmt: skip
 def questions(
@@ -60,7 +60,7 @@ def questions(
     older_than: str | None,
     events: bool,
     full: bool,
-    limit: int,
+    limit: int | None,
     watch: bool,
 ) -> None:
     """List the open questions of all runs, the oldest first: what is asked, since when, and what an answer has to be.
@@ -73,16 +73,20 @@ def questions(
     with call.open() as store:
         thread_id = None if thread is None else find_thread(store, thread)
 
+        most = limit_of(limit, watches=watch)
+
         def look() -> Listing:
-            found = store.questions(
+            listed = store.questions(
                 status=None if status == "all" else status,
                 agent=agent,
                 older_than_s=older_than_s,
                 thread=thread_id,
                 events=events,
             )
-            page = heapq.nsmallest(limit + 1, found, key=_asked)
-            items = [question_item(question) for question in page[:limit]]
+            page = (
+                sorted(listed, key=_asked) if most is None else heapq.nsmallest(most + 1, listed, key=_asked)
+            )
+            items = [question_item(question) for question in page[:most]]
             return Listing(
                 items,
                 lambda: (
@@ -90,7 +94,7 @@ def questions(
                 ),
                 name=_name,
                 cells=question_cells,
-                notes=["more: use --limit"] if len(page) > limit and not call.is_json else [],
+                notes=["more: use --limit"] if len(page) > len(items) and not call.is_json else [],
             )
 
         answer_list(call, look, watches=watch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import importlib
 import inspect
 import os
@@ -19,8 +20,10 @@ from outlive.cli.context import Call
 from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.lookup import find_run
 from outlive.cli.output.escape import escape_terminal, quote_argument
+from outlive.cli.output.items import changed_run_item, recovered_item
 from outlive.cli.output.table import Column, print_table
-from outlive.cli.run_view import RunView, Workers, show_runs
+from outlive.cli.output.units import format_age, parse_moment
+from outlive.cli.run_view import RunView, Usages, Workers, show_runs
 from outlive.cli.stores import pair_options
 from outlive.errors import BadArgument, OutliveError
 from outlive.runs.start import Start, StartOptions
@@ -90,6 +93,7 @@ async def open_async(call: Call) -> Any:
 @command(
     "recover",
     handlers_option(),
+    option("--concurrency", type=click.IntRange(min=1), default=8, show_default=True, metavar="N", help="How many runs it resumes at a time."),
     option("--policy", type=click.Choice(["resume", "hold"]), default="resume", show_default=True,
            help="hold: skip runs of another code version."),
     option("--code-version", metavar="VERSION", help="The version of the handlers' code."),
@@ -123,7 +127,8 @@ def recover(call: Call, handlers: str | None, dry_run: bool, **options: Any) -> 
 
 def _list_recoverable(call: Call, store: OpenedStore) -> None:
     clock, workers = LeaseClock.of(store), Workers(store)
-    items = [RunView(run, clock, store, workers).item() for run in store.recoverable()]
+    usages = Usages()
+    items = [RunView(run, clock, store, workers, usages).item() for run in store.recoverable()]
     call.answer(
         items,
         lambda: show_runs(items) if items else print("no runs to recover"),
@@ -151,16 +156,7 @@ def recovered_items(report: Recovered) -> list[dict[str, Any]]:
         *(("skipped", skipped.run, skipped.code, skipped.message) for skipped in report.skipped),
     ]
     return [
-        {
-            "outcome": outcome,
-            "run": run.id,
-            "thread": run.thread,
-            "agent": run.agent,
-            "attempt": run.attempt,
-            "code": code,
-            "reason": reason,
-        }
-        for outcome, run, code, reason in rows
+        recovered_item(run, outcome=outcome, code=code, reason=reason) for outcome, run, code, reason in rows
     ]
 
 
@@ -169,7 +165,7 @@ def _answer_recovered(call: Call, report: Recovered) -> None:
     call.answer(
         items,
         lambda: _show_recovered(items),
-        brief=[f"{item['outcome']} {escape_terminal(item['run'])}" for item in items],
+        brief=[f"{item['outcome']} {escape_terminal(item['id'])}" for item in items],
         is_ok=not (report.failed or report.skipped),
     )
 
@@ -188,43 +184,62 @@ def _show_recovered(items: list[dict[str, Any]]) -> None:
         Column("OUTCOME", keeps=True, styles=styles.get), Column("RUN", is_id=True), Column("THREAD", is_id=True), Column("AGENT", drops=1),
         Column("ATTEMPT", right=True, drops=2), Column("REASON"),
     )  # fmt: skip
-    fields = ("outcome", "run", "thread", "agent", "attempt", "reason")
+    fields = ("outcome", "id", "thread", "agent", "attempt", "reason")
     print_table(columns, [[str(item[field] or "") for field in fields] for item in items])
 
 
 # retry
 
 
-@command("retry", argument("RUN"), thread_option(), handlers_option())
-def retry(call: Call, run: str, thread: str | None, handlers: str | None) -> None:
+@command(
+    "retry",
+    argument("RUN"),
+    thread_option(),
+    handlers_option(),
+    option("--not-before", metavar="TIME", help="Let it wait until then: a time such as 2026-05-01T12:00, or a duration such as 2h."),
+)  # fmt: skip
+def retry(call: Call, run: str, thread: str | None, handlers: str | None, not_before: str | None) -> None:
     """Resume a run that failed, was parked, cancelled or released.
 
     Without --handlers the run is only marked as released: the next `recover`, or a worker, resumes it.
     """
-    if handlers is None:
-        with call.open(writes=True) as store:
-            _release(call, store, run, thread)
-    else:
+    if handlers is not None and not_before is not None:
+        raise BadArgument("--handlers resumes the run now, and --not-before later; give one of them")
+    if handlers is not None:
         _resume(call, run, thread, handlers)
+        return
+    due = None if not_before is None else parse_moment("--not-before", not_before)
+    with call.open(writes=True) as store:
+        if due is None:
+            _release(call, store, run, thread)
+        else:
+            _delay(call, store, run, thread, due)
+
+
+def _delay(call: Call, store: OpenedStore, text: str, thread: str | None, due: dt.datetime) -> None:
+    """Let a run wait for the time at which a worker may claim it."""
+    run = find_run(store, text, thread=thread)
+    was = LeaseClock.of(store).standing(run)
+    store.retry(run.id, thread=run.thread, not_before=due)
+    when = format_age(due) if due > dt.datetime.now(dt.UTC) else "now"
+    _report_released(call, run, was, "waiting", f"a worker or recover resumes it {when}")
 
 
 def _release(call: Call, store: OpenedStore, text: str, thread: str | None) -> None:
     run = find_run(store, text, thread=thread)
-    was = run.status
+    was = LeaseClock.of(store).standing(run)
     # `store.retry` would read what the run did, which may have values of types that only its program knows.
     place = store.asynchronous.thread(run.thread, namespace=run.namespace)
     start = Start(store.engine, place, run, StartOptions(retries=True))
     holding = run_now(start.take())
     _check_unfinished(holding.info)
     run_now(start.release(holding))
-    call.report(
-        f"run {escape_terminal(run.id)} was {was} and is released: the next recover or a worker resumes it",
-        id=run.id,
-        thread=run.thread,
-        was=was,
-        status="released",
-        error=None,
-    )
+    _report_released(call, run, was, "released", "the next recover or a worker resumes it")
+
+
+def _report_released(call: Call, run: RunInfo, was: str, status: str, what_next: str) -> None:
+    sentence = f"run {escape_terminal(run.id)} was {was} and is {status}: {what_next}"
+    call.report(sentence, **changed_run_item(run, was=was, status=status))
 
 
 def _resume(call: Call, text: str, thread: str | None, handlers_text: str) -> None:
@@ -235,6 +250,7 @@ def _resume(call: Call, text: str, thread: str | None, handlers_text: str) -> No
         handlers = load_handlers(handlers_text)
     with call.open(writes=True) as store:
         run = find_run(store, text, thread=thread)
+        was = LeaseClock.of(store).standing(run)
     handler = handlers.get(run.agent) or handlers.get("*")
     if handler is None:
         raise BadArgument(f"{handlers_text} has no handler for agent {run.agent!r}, and none for '*'")
@@ -243,16 +259,12 @@ def _resume(call: Call, text: str, thread: str | None, handlers_text: str) -> No
             ended = asyncio.run(_call_async(call, run, handler))
         else:
             ended = _call(call, run, handler)
-    failure = f": {ended.error}" if ended.status == "failed" else ""
+    failure = f": {ended.error}" if ended.error is not None else ""
     quoted = quote_argument(run.id)
     call.report(
         f"run {escape_terminal(run.id)} is {ended.status}{escape_terminal(failure)}; outlive runs show {quoted} shows it",
         is_ok=not failure,
-        id=run.id,
-        thread=run.thread,
-        was=run.status,
-        status=ended.status,
-        error=ended.error,
+        **changed_run_item(run, was=was, status=ended.status, error=ended.error),
     )
 
 

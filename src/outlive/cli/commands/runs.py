@@ -6,11 +6,21 @@ import contextlib
 
 import click
 
-from outlive.cli.command import CommandGroup, argument, command, flag, limit_option, option, yes_option
+from outlive.cli.command import (
+    CommandGroup,
+    argument,
+    command,
+    flag,
+    limit_of,
+    option,
+    watched_limit_option,
+    yes_option,
+)
 from outlive.cli.context import Call
 from outlive.cli.lookup import find_run, find_thread
 from outlive.cli.output.escape import escape_terminal, quote_argument
-from outlive.cli.run_view import RunView, list_runs, run_cells, show_run, show_runs
+from outlive.cli.output.items import changed_run_item
+from outlive.cli.run_view import RunView, Usages, list_runs, run_cells, show_run, show_runs
 from outlive.cli.watch import Listing, answer_list, watch_option
 from outlive.errors import BadArgument, RunEnded
 
@@ -24,7 +34,7 @@ _STATUSES = (*_LISTED, "running", "completed", "cancelled")
     flag("--all", help="Include completed and cancelled runs."),
     option("--agent", metavar="AGENT", help="Only runs of this agent."),
     option("--thread", metavar="THREAD", help="Only runs of this thread."),
-    limit_option(100, "runs"),
+    watched_limit_option("runs"),
     option("--after", metavar="RUN", help="Start after this run: the next page."),
     watch_option(),
     cls=CommandGroup,
@@ -37,7 +47,7 @@ def runs(
     all: bool,
     agent: str | None,
     thread: str | None,
-    limit: int,
+    limit: int | None,
     after: str | None,
     watch: bool,
 ) -> None:
@@ -56,8 +66,10 @@ def runs(
                 after = find_run(store, after, is_exact=True).id
         thread_id = None if thread is None else find_thread(store, thread)
 
+        most, usages = limit_of(limit, watches=watch), Usages()
+
         def look() -> Listing:
-            views, next = list_runs(store, wanted, agent, thread_id, limit, after)
+            views, next = list_runs(store, wanted, agent, thread_id, most, after, usages)
             items = [view.item() for view in views]
             more = None if next is None else f"more: --after {quote_argument(next).removeprefix('-- ')}"
             return Listing(
@@ -119,8 +131,5 @@ def _end(call: Call, text: str, thread: str | None, status: str) -> None:
         (store.park if status == "parked" else store.cancel)(run.id, thread=run.thread)
         call.report(
             f"run {name} is {status}; outlive retry {quote_argument(run.id)} resumes it",
-            id=run.id,
-            thread=run.thread,
-            was=standing,
-            status=status,
+            **changed_run_item(run, was=standing, status=status),
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import inspect
 import json
-import re
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -24,7 +23,7 @@ from outlive.cli.output.escape import escape_json, escape_terminal
 from outlive.cli.output.ids import shorten_ids
 from outlive.cli.output.items import worker_item
 from outlive.cli.output.table import Column, print_table
-from outlive.cli.output.units import format_age, parse_duration, parse_iso, parse_time
+from outlive.cli.output.units import format_age, parse_duration, parse_iso, parse_moment
 from outlive.cli.run_view import RunView, agent_name
 from outlive.cli.watch import Listing, answer_list, watch_option
 from outlive.errors import BadArgument
@@ -72,7 +71,7 @@ def submit(
         del options["max_attempts"]
     if backoff is not None:
         options["backoff_s"] = parse_duration("--backoff", backoff)
-    due = None if not_before is None else _parse_moment("--not-before", not_before)
+    due = None if not_before is None else parse_moment("--not-before", not_before)
     with call.open(writes=True, creates=True) as store:
         was_stored = run_id is not None and store.find_run(run_id, thread=thread) is not None
         run = store.submit(thread, not_before=due, **options)
@@ -99,13 +98,6 @@ def _read_value(text: str | None) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _parse_moment(name: str, text: str) -> dt.datetime:
-    """Return a point in time, which may be given by how far away it is."""
-    if re.fullmatch(r"[\d.]+ ?[a-z]+", text.strip()):
-        return dt.datetime.now(dt.UTC) + dt.timedelta(seconds=parse_duration(name, text))
-    return parse_time(name, text)
 
 
 # workers
@@ -242,7 +234,7 @@ class _Log:
     def _is_known(self, item: Item) -> bool:
         if item["outcome"] != "skipped":
             return False
-        key = (item["run"], item["code"])
+        key = (item["id"], item["code"])
         if key in self._skipped:
             return True
         if len(self._skipped) >= _REMEMBERED:
@@ -256,7 +248,7 @@ class _Log:
             line = {"format": FORMAT, "command": self._call.command, "at": now.isoformat(), "item": item}
             text = escape_json(json.dumps(line))
         else:
-            parts = (item["outcome"], item["run"], item["agent"] or "", item["reason"])
+            parts = (item["outcome"], item["id"], item["agent"] or "", item["reason"])
             text = "  ".join(escape_terminal(part) for part in parts if part)
             text = text if self._call.is_quiet else f"{now.astimezone():%H:%M:%S} {text}"
         print(text, file=self._output)

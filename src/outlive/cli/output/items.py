@@ -121,6 +121,24 @@ def run_item(
     }
 
 
+def changed_run_item(run: RunInfo, *, was: str, status: str, error: str | None = None) -> dict[str, Any]:
+    """Return what became of a run that a command changed; `was` is how it stood before."""
+    return {"id": run.id, "thread": run.thread, "was": was, "status": status, "error": error}
+
+
+def recovered_item(run: RunInfo, *, outcome: str, code: str | None, reason: str) -> dict[str, Any]:
+    """Return what became of a run that recovery or a worker found."""
+    return {
+        "outcome": outcome,
+        "id": run.id,
+        "thread": run.thread,
+        "agent": run.agent,
+        "attempt": run.attempt,
+        "code": code,
+        "reason": reason,
+    }
+
+
 def budget_item(budget: Budget) -> dict[str, Any]:
     return {"cost_usd": budget.cost_usd, "tokens": budget.tokens, "steps": budget.steps}
 
