@@ -65,6 +65,7 @@ from outlive.runs.lease import (
     WAITING,
     RunInfo,
 )
+from outlive.runs.options import RunOptions
 from outlive.runs.progress import Progress
 from outlive.runs.responses import AsyncResponses
 from outlive.runs.start import Start, StartOptions
@@ -512,6 +513,15 @@ class AsyncRun(AsyncContext):
         """
         self._ledger.check_in_time()
         await self._stream.emit(chunk)
+
+    def child(self, thread_id: str, **options: Unpack[RunOptions]) -> AsyncRun:
+        """Return a run inside this one: `async with run.child("notes", agent="writer") as child`.
+
+        The options are those of `store.run`; its parent is this run. A child that waits makes this run wait too.
+        """
+        store: Any = self.thread._store
+        child: AsyncRun = store.run(thread_id, **{**options, "parent": self.id})
+        return child
 
     # Waiting
 
