@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -974,6 +975,17 @@ class AsyncStore(AsyncContext):
         """Note that a thread was read."""
         if self._sweeper is not None:
             await self._sweeper.touch(key)
+
+    @contextlib.asynccontextmanager
+    async def _deleting(self, key: ThreadKey) -> AsyncIterator[None]:
+        """Wake the runs that wait for a run of a thread when that is deleted."""
+        from outlive.runs.outer_run import before_deletion
+        from outlive.runs.timers import tell_outer
+
+        outers = await before_deletion(self._engine, key)
+        yield
+        for outer in outers:
+            await tell_outer(self._engine, key.tenant, outer)
 
     async def _settle(self, key: ThreadKey) -> None:
         """Wait for the delayed saves of a thread."""

@@ -37,6 +37,7 @@ from outlive.runs.wait_entry import (
     ANSWERED,
     EVENT,
     EXPIRED,
+    INNER,
     OPEN,
     QUESTION,
     SLEEP,
@@ -94,7 +95,7 @@ def check_status(status: object) -> str | None:
     return None if status is None else check_choice("status", status, STATUSES)
 
 
-_KINDS = {QUESTION: "ask", EVENT: "wait", SLEEP: "sleep", "": "wait"}
+_KINDS = {QUESTION: "ask", EVENT: "wait", SLEEP: "sleep", INNER: "run", "": "wait"}
 _STEP_STATUS = {OPEN: "started", ANSWERED: "done", EXPIRED: "done", WITHDRAWN: "raised"}
 
 
@@ -108,7 +109,14 @@ async def read_wait_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[t
         error = wait.status if wait.status in (EXPIRED, WITHDRAWN) and not is_over else None
         kind = _KINDS.get(wait.type, "wait")
         step = StepInfo(
-            wait.name, "", status, wait.digest or None, wait.value, error, wait.attempt, kind=kind
+            wait.inner_run or wait.name,
+            "",
+            status,
+            wait.digest or None,
+            wait.value,
+            error,
+            wait.attempt,
+            kind=kind,
         )
         ended = wait.due_at if is_over else wait.answered_at
         step = replace(step, _began=wait.asked_at, _ended=0 if status == "started" else ended)
@@ -133,7 +141,7 @@ async def find_questions(
                 wait = replace(wait, status=EXPIRED)
             if status not in (None, wait.status):
                 continue
-            if wait.type == QUESTION or (events and wait.type != SLEEP):
+            if wait.type == QUESTION or (events and wait.type not in (SLEEP, INNER)):
                 yield info_of(key, entry.key.rsplit("\n", 1)[0], wait)
 
 
@@ -179,6 +187,7 @@ async def answer(
             continue  # another answer, or the run itself, was faster: look again
         engine.events.emit(Event(ANSWER, key.id, run=run_id, step=name, agent=wait.agent))
         wakes.tell(engine, key, entries)
+        await timers.fire_outer(engine, key, entries)
         return info_of(key, run_id, answered)
     raise RunBusy(run_id, None)
 

@@ -48,6 +48,7 @@ from outlive.runs.lease import (
     unpack_or_tell,
     unreadable,
 )
+from outlive.runs.outer_run import is_left_to_outer
 from outlive.runs.run import AsyncRun
 from outlive.runs.sigterm import terminator
 from outlive.runs.store_clock import store_now
@@ -70,6 +71,7 @@ _PRIMARY_UNREACHABLE = (
 SkipCode = Literal[
     "backing_off",
     "finished",
+    "inside_run",
     "no_handler",
     "other_code_version",
     "parked",
@@ -318,6 +320,8 @@ class Recovery:
             self._skip(info, "no_handler", f"no handler for agent {info.agent!r}")
         elif self.is_other_code(info.code_version):
             self._skip(info, "other_code_version", f"it was started by code version {info.code_version!r}")
+        elif info.status == RELEASED and await is_left_to_outer(self._engine, key.tenant, info.outer):
+            self._skip(info, "inside_run", f"run {info.outer and info.outer.run!r} continues it")
         elif _failures(info) >= info.max_attempts:
             await self._park(key, info)
         elif info.status == RUNNING and info.backoff_s is not None:
@@ -399,17 +403,17 @@ class Recovery:
             self._add_left(run.info)
         finally:
             self._pass.leave(run)
-        return "given_back" if run.status == RELEASED else "worked"
+        return "given_back" if run.status == RELEASED and not run._is_suspended else "worked"
 
     def _add_left(self, run: RunInfo) -> None:
         """Report a run whose handler returned: it may have ended the run itself."""
         is_delayed = run.status == WAITING and run.waits is not None and run.waits.reason == "backoff"
         if is_delayed or run.status in (FAILED, PARKED):
             self._add("failed", FailedRun(run, "failed", str(run.error)))
-        elif run.status in (CANCELLED, RELEASED):
-            self._add("left", run)
+        elif run.status == WAITING or (run.status == RELEASED and run.waits is not None):
+            self._add("suspended", run)  # released: what it waits for came while it parked
         else:
-            self._add("suspended" if run.status == WAITING else "resumed", run)
+            self._add("left" if run.status in (CANCELLED, RELEASED) else "resumed", run)
 
     async def _call(self, handler: Handler, run: AsyncRun) -> None:
         with _exits():

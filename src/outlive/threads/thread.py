@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import datetime as dt
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Unpack, overload
 
@@ -92,6 +93,7 @@ class ThreadStore(Protocol):
     def _delayed(self, key: ThreadKey) -> Delayed: ...
     async def _settle(self, key: ThreadKey) -> None: ...
     async def _touch(self, key: ThreadKey) -> None: ...
+    def _deleting(self, key: ThreadKey) -> AbstractAsyncContextManager[None]: ...
 
 
 class AsyncThread(Generic[S]):
@@ -528,7 +530,8 @@ class AsyncThread(Generic[S]):
         """Delete the thread in all namespaces; False when it did not exist. `erase` leaves no byte in the files."""
         await self._settled()
         removal = Removal(everything=True, erase=erase)
-        receipt = await self._engine.commit(Commit(self._key, removal=removal))
+        async with self._store._deleting(self._key):
+            receipt = await self._engine.commit(Commit(self._key, removal=removal))
         self._engine.cache.drop(self._key.digest)
         return receipt.removed > 0
 
