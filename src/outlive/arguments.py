@@ -62,7 +62,9 @@ def check_seconds(
     is_valid = seconds is not None and not isinstance(value, bool) and seconds <= MAX_SECONDS
     if seconds is None or not is_valid or not (seconds > 0 if least is None else seconds >= least):
         valid = "more than 0" if least is None else f"{least:g} or more"
-        raise error(f"{name} must be a number of seconds, {valid}, not {value!r:.100}")
+        raise error(
+            f"{name} must be a number of seconds, {valid} and at most {MAX_SECONDS:,}, not {value!r:.100}"
+        )
     return seconds
 
 

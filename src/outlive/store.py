@@ -372,6 +372,7 @@ class AsyncStore(AsyncContext):
         from outlive.runs.questions import check_status, find_questions
 
         place = None if thread is None else self._key(thread)
+        agent = None if agent is None else check_text("agent", agent)
         age_s = 0.0 if older_than_s is None else check_seconds("older_than_s", older_than_s, 0)
         latest = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=age_s)
         async for question in find_questions(
@@ -533,7 +534,9 @@ class AsyncStore(AsyncContext):
         """
         from outlive.runs.recovery import RunFilter, check_statuses, find_runs
 
-        wanted = RunFilter(agent, check_attributes(attributes))
+        wanted = RunFilter(
+            None if agent is None else check_text("agent", agent), check_attributes(attributes)
+        )
         place = None if thread is None else self._key(thread)
         async for _, run in find_runs(
             self._engine, self._settings.tenant, thread=place, statuses=check_statuses(status)
@@ -881,7 +884,8 @@ class AsyncStore(AsyncContext):
     async def steps(self, run_id: str, *, thread: str | None = None) -> list[StepInfo]:
         """Return the stored steps of a run, in the order in which they began; the run may be alive elsewhere.
 
-        Questions, events and sleeps are among them; `kind` tells what each is.
+        Questions, events, sleeps and waits for runs inside it are among them; `kind` tells what each is. Values of
+        types that this process does not know stay packed.
 
         `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
         """
@@ -891,7 +895,7 @@ class AsyncStore(AsyncContext):
         key, entry = await self._the_run(run_id, thread)
         with well_formed(f"run {run_id!r}", key.id):
             seed = seed_of(self._engine.codec.unpack(entry.body or b"", opaque=True))
-        steps = await read_steps(self._engine, key, run_id, seed)
+        steps = await read_steps(self._engine, key, run_id, seed, opaque=True)
         steps += await read_wait_steps(self._engine, key, run_id)
         return [step for _, step in sorted(steps, key=lambda numbered: numbered[0])]
 

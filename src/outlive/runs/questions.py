@@ -25,6 +25,8 @@ from outlive.errors import (
     RunBusy,
     RunEnded,
     RunMissing,
+    TypeChanged,
+    UnknownTag,
 )
 from outlive.events import ANSWER, Event
 from outlive.format.codec import Codec
@@ -103,7 +105,7 @@ async def read_wait_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[t
     """Return what a run asked and slept as steps, with their positions."""
     now = engine.runtime.now()
     steps: list[tuple[int, StepInfo]] = []
-    for wait in (await read_waits(engine, key, run_id)).values():
+    for wait in (await _read_known(engine, key, run_id)).values():
         is_over = wait.type == SLEEP and wait.due_at <= now
         status = "done" if is_over else _STEP_STATUS[wait.status]
         error = wait.status if wait.status in (EXPIRED, WITHDRAWN) and not is_over else None
@@ -122,6 +124,14 @@ async def read_wait_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[t
         step = replace(step, _began=wait.asked_at, _ended=0 if status == "started" else ended)
         steps.append((wait.order, step))
     return steps
+
+
+async def _read_known(engine: Engine, key: ThreadKey, run_id: str) -> dict[str, Wait]:
+    """Return the waits of a run; with types that this process does not know, their values stay packed."""
+    try:
+        return await read_waits(engine, key, run_id)
+    except (UnknownTag, TypeChanged):
+        return await read_waits(engine, key, run_id, opaque=True)
 
 
 async def find_questions(

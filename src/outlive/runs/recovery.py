@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import signal
 import sys
 import threading
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -475,13 +477,29 @@ def _is_suspension(error: BaseException) -> bool:
 
 
 def _ends_process(error: BaseException) -> bool:
-    """Tell whether an exception may come from a signal, which only the main thread gets, or from a cancelled task."""
+    """Tell whether an exception comes from a signal, which only the main thread gets, or from a cancelled task."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
-        return threading.current_thread() is threading.main_thread()
+        is_main = threading.current_thread() is threading.main_thread()
+        return is_main and (isinstance(error, KeyboardInterrupt) or _comes_from_signal(error))
     asyncio = sys.modules.get("asyncio")  # sync stores do not import it
     if asyncio is not None and isinstance(error, asyncio.CancelledError):
         return _is_cancelled(asyncio)
     return isinstance(error, GeneratorExit)
+
+
+def _comes_from_signal(error: BaseException) -> bool:
+    """Tell whether a signal handler of this program raised an exception: its frame is in the traceback."""
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {_code_of(handler) for handler in handlers if callable(handler)} - {None}
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code in codes for frame, _ in frames)
+
+
+def _code_of(function: Any) -> object:
+    """Return the code of a function, a method, a partial or an object that can be called."""
+    function = getattr(function, "func", function)
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
 
 
 def _is_cancelled(asyncio: Any) -> bool:

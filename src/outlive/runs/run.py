@@ -46,6 +46,7 @@ from outlive.errors import (
     RunNotStarted,
     RunSuspended,
     StoreBusy,
+    StoreClosed,
 )
 from outlive.events import CLAIM, END, LOSS, QUESTION, STALL, Event
 from outlive.runs import attempts, budget, lease, tickets, timers
@@ -106,6 +107,8 @@ class AsyncStepDecorator(Protocol):
 class Live(Protocol):
     """Where live runs are renewed."""
 
+    @property
+    def is_closed(self) -> bool: ...
     def add(self, run: AsyncRun) -> None: ...
     def discard(self, run: AsyncRun) -> None: ...
     def find(self, run_id: str) -> Any:
@@ -217,7 +220,7 @@ class AsyncRun(AsyncContext):
         Raises ThreadBusy, RunBusy, RunElsewhere.
         """
         start = Start(self._engine, self.thread, self.info, self._enter_outer())
-        holding = await start.take()
+        holding = await self._engine.runtime.shielded(start.take(), start.undo)
         self.info = holding.info
         if holding.info.is_finished:
             return self
@@ -232,6 +235,7 @@ class AsyncRun(AsyncContext):
             if not holding.is_new:
                 await self._waits.read()
                 self._ledger.continue_after(self._waits.last_order)
+                self._take_more()
         except BaseException:
             # What the run did before cannot be read here; another process may be able to.
             await start.undo(holding)
@@ -243,6 +247,12 @@ class AsyncRun(AsyncContext):
         previous = self.info.attempts[-2:-1]
         self._tell(CLAIM, trace=self.info.trace, previous=previous[0].outcome if previous else None)
         return self
+
+    def _take_more(self) -> None:
+        """Raise the budget as persons have answered: the record may not have it yet."""
+        for more in self._waits.answers("budget"):
+            if self.info.budget is not None and self.info.budget.asks and more is not None:
+                self.info.budget = self.info.budget.raised(more)
 
     def _enter_outer(self) -> StartOptions:
         """Note in the block of which run this one starts, and return how: it may continue a run that waited there."""
@@ -270,10 +280,13 @@ class AsyncRun(AsyncContext):
     async def _park_if_spent(self) -> None:
         """Park a run that has used more than its budget: the process that crossed it died before it did so."""
         try:
-            if self.info.budget is not None:
+            if self.info.budget is not None and not self.info.budget.asks:
                 self.info.budget.check(self.id, self.info.usage)
         except BudgetSpent as spent:
-            await self._end_by(spent)
+            try:
+                await self._end_by(spent)
+            finally:
+                self._leave()
             raise
 
     def _go_live(self) -> None:
@@ -326,8 +339,42 @@ class AsyncRun(AsyncContext):
                 self._note_again(before)
                 raise
         if usage is not None:
-            self._spend(budget.numbers(usage))
+            try:
+                self._spend(budget.numbers(usage))
+            except BudgetSpent as spent:
+                await self._ask_for_more(spent, self._check_budget, may_wait=not self._ledger.around())
         return saved
+
+    async def _ask_for_more(
+        self, spent: BudgetSpent, check: Callable[[], None], *, may_wait: bool = True
+    ) -> None:
+        """Ask for a larger budget until a check passes, if the budget says so. Raises BudgetSpent.
+
+        Nothing can wait inside an effect. And a save inside a step must not: the step would be called again, and use
+        the same again. Then the next step asks.
+        """
+        is_spent = True
+        while is_spent:
+            run: AsyncRun | None = self
+            while run is not None and run.id != spent.run:  # the budget of a parent
+                run = run._live_parent()
+            if run is None or run.info.budget is None or not run.info.budget.asks:
+                raise spent
+            if not may_wait or self._waits.is_in_effect():
+                return
+            await run._ask_once(spent, run.info.budget)
+            try:
+                check()
+                is_spent = False
+            except BudgetSpent as again:
+                spent = again
+
+    async def _ask_once(self, spent: BudgetSpent, limits: budget.Budget) -> None:
+        payload = {"limits": limits.limits, "usage": budget.numbers(self.info.usage), "spent": spent.what}
+        more = await self._waits.ask_next("budget", payload, limits.schema)
+        if more is None:
+            raise spent
+        self.info.budget = limits.raised(more)
 
     def _note(
         self, iteration: int | None, phase: str | None, usage: Mapping[str, Any] | None
@@ -439,6 +486,7 @@ class AsyncRun(AsyncContext):
 
     async def flush(self) -> None:
         """Store a save that was held back and what was emitted, and wait for saves in the background."""
+        self._ledger.check_in_time()
         async with self._mutex:
             self._check_live()
             await self._flush()
@@ -765,10 +813,12 @@ class AsyncRun(AsyncContext):
 
     async def cancel(self) -> None:
         """End the run; nothing recovers it."""
+        self._ledger.check_in_time()
         await self._end(CANCELLED)
 
     async def release(self) -> None:
         """Give the run up, so that another process can recover it at once."""
+        self._ledger.check_in_time()
         await self._end(RELEASED, timeout_s=_ENDING_S)
 
     async def _end(
@@ -984,6 +1034,8 @@ class AsyncRun(AsyncContext):
             raise LeaseLost(self.info.thread, RUN, self.id, self._fence, None, self._lost_as)
         if self._is_live:
             return
+        if self._heart.is_closed:
+            raise StoreClosed
         if self._is_suspended:
             raise RunSuspended(self.id, () if self.info.waits is None else self.info.waits.names)
         if self.info.status == RUNNING and not self._has_begun:

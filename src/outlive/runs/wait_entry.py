@@ -27,7 +27,7 @@ from typing import Any
 from outlive.backend import ABSENT, NEXT, EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.entries import WAIT
 from outlive.backend.paging import all_entries
-from outlive.errors import BadArgument, well_formed
+from outlive.errors import BadArgument, TypeChanged, UnknownTag, well_formed
 from outlive.format.codec import Codec
 from outlive.runs.lease import RUN, find
 from outlive.runs.waiting import INNER_PREFIX, Mode
@@ -158,6 +158,14 @@ def unpack_wait(codec: Codec, thread: str, entry: EntryRecord, *, opaque: bool =
         known = {key: fields[key] for key in _FIELDS}
         known["group"] = tuple(known["group"])
         return Wait(name, status=entry.status, entry=entry, **known)
+
+
+def unpack_known(codec: Codec, body: bytes | None) -> Any:
+    """Return a stored value; if it has types that this process does not know, those of all registered types stay packed."""
+    try:
+        return codec.unpack(body or b"")
+    except (UnknownTag, TypeChanged):
+        return codec.unpack(body or b"", opaque=True)
 
 
 async def read_waits(engine: Engine, key: ThreadKey, run_id: str, *, opaque: bool = False) -> dict[str, Wait]:

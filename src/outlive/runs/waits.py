@@ -18,7 +18,8 @@ which it ends is stored first, so that after a crash only the rest of it is slep
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
@@ -69,6 +70,8 @@ _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0  # between looks for answers while ot
 _TRIES = 20
 _MAX_REASON = 500  # characters
 
+Around = frozenset[tuple[int, str, str]]  # steps: (id of the ledger, name, key)
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -98,7 +101,7 @@ class _Call:
     group: Group
     timeout_s: float | None
     due: int  # 0: by timeout_s
-    steps: frozenset[tuple[str, str]]  # that it is in: they do nothing but wait
+    steps: Around  # that it is in, of this and other runs: they do nothing but wait
     asks_again: bool  # what nobody answered, and by which an attempt failed
     is_parked: bool = False
 
@@ -117,8 +120,8 @@ class Branches(Protocol):
     def number(self, name: str, key: str) -> int: ...
     def count(self, name: str) -> int: ...
     def effect_key(self) -> str: ...
-    def around(self) -> frozenset[tuple[str, str]]: ...
-    def is_busy_outside(self, steps: frozenset[tuple[str, str]]) -> bool: ...
+    def around(self) -> Around: ...
+    def is_busy_outside(self, steps: Around) -> bool: ...
     def occupied(self, name: str) -> AbstractContextManager[None]: ...
 
 
@@ -204,6 +207,28 @@ class Waits:
         asked = self._asked(name, type, payload, schema)
         waits = await self._settled([asked], "all", timeout_s, default)
         return self._value(asked, waits[name], default)
+
+    async def ask_next(self, name: str, payload: Any, schema: Any) -> Any:
+        """Return the answer to the first question of a series, "name", "name#2" and so on, that was not asked and answered.
+
+        After the answer None, no more is asked in this attempt.
+        """
+        number = 1 + sum(1 for _ in self.answers(name))
+        last = self._known.get(_numbered(name, number - 1))
+        if last is not None and last.value is None and last.attempt == self._run.info.attempt:
+            return None
+        wait = self._known.get(_numbered(name, number))
+        if wait is not None and wait.status == OPEN:
+            payload = wait.payload  # as it was when it was first asked
+        return await self.ask(_numbered(name, number), payload, schema, None, MISSING)
+
+    def answers(self, name: str) -> Iterator[Any]:
+        """Iterate over the answers to a series of questions."""
+        for number in itertools.count(1):
+            wait = self._known.get(_numbered(name, number))
+            if wait is None or wait.status != ANSWERED or wait.digest is None:
+                return
+            yield wait.value
 
     async def wait(self, name: str, timeout_s: float | None, default: Any) -> Any:
         """Return what an event brought."""
@@ -329,16 +354,20 @@ class Waits:
 
     def _check_no_effect(self, asked: Sequence[_Asked]) -> None:
         """Raise BadArgument inside an effect: a wait there would be taken for a crash in its middle."""
-        try:
-            self._run._branches.effect_key()
-        except NoEffect:
-            if self._run._outer is not None:
-                self._run._outer._waits._check_no_effect(asked)
+        if not self.is_in_effect():
             return
         raise BadArgument(
             f"{asked[0].name!r} of run {self._run.id!r} would wait inside a step with effect=True, which could not "
             "tell a wait from a crash; ask before or after the step, and pass the answer to it"
         )
+
+    def is_in_effect(self) -> bool:
+        """Tell whether the caller is inside an effect, of this run or of one around it."""
+        try:
+            self._run._branches.effect_key()
+        except NoEffect:
+            return self._run._outer is not None and self._run._outer._waits.is_in_effect()
+        return True
 
     def _check_same(self, asked: Sequence[_Asked]) -> None:
         for each in asked:
@@ -509,11 +538,13 @@ class Waits:
             self._is_met(other) for other in calls if other is not call and not other.runs
         )
 
-    def _has_steps(self) -> bool:
+    def _has_steps(self, around: Around = frozenset()) -> bool:
         """Tell whether steps that do not wait are in flight, of this run or of runs in its block."""
-        waiting = frozenset[tuple[str, str]]().union(*(each.steps for each in tuple(self._calls)))
+        waiting = around.union(*(each.steps for each in tuple(self._calls)))
         inside = (run._waits for run in self._run._runs_inside())
-        return self._run._branches.is_busy_outside(waiting) or any(waits._has_steps() for waits in inside)
+        return self._run._branches.is_busy_outside(waiting) or any(
+            waits._has_steps(waiting) for waits in inside
+        )
 
     def _others_waiting(self, calls: Sequence[_Call], now: int) -> tuple[list[Group], list[EntryRecord]]:
         """Return what else the run waits for: branches that asked in an earlier attempt.
@@ -659,6 +690,10 @@ def _refusal(asked: _Asked, wait: Wait) -> str | None:
     except Exception as error:  # noqa: BLE001  # the type decides what it raises
         return f"{type(error).__name__}: {error}"[:_MAX_REASON]
     return None
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}#{number}"
 
 
 def _waiting(

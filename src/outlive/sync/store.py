@@ -160,7 +160,8 @@ class Store(SyncContext):
     def steps(self, run_id: str, *, thread: str | None = None) -> list[StepInfo]:
         """Return the stored steps of a run, in the order in which they began; the run may be alive elsewhere.
 
-        Questions, events and sleeps are among them; `kind` tells what each is.
+        Questions, events, sleeps and waits for runs inside it are among them; `kind` tells what each is. Values of
+        types that this process does not know stay packed.
 
         `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
         """
