@@ -5,6 +5,7 @@ Options that a URL can carry raise BadURL instead, and may be text: "30", "true"
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -61,7 +62,9 @@ def check_seconds(
     is_valid = seconds is not None and not isinstance(value, bool) and seconds <= MAX_SECONDS
     if seconds is None or not is_valid or not (seconds > 0 if least is None else seconds >= least):
         valid = "more than 0" if least is None else f"{least:g} or more"
-        raise error(f"{name} must be a number of seconds, {valid}, not {value!r:.100}")
+        raise error(
+            f"{name} must be a number of seconds, {valid} and at most {MAX_SECONDS:,}, not {value!r:.100}"
+        )
     return seconds
 
 
@@ -256,10 +259,17 @@ def check_handlers(value: object) -> Mapping[Any, Any]:
     return value
 
 
+def is_async(handler: object) -> bool:
+    """Tell whether calling this returns a coroutine: a coroutine function, a partial of one, or an object with such a `__call__`."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
 def check_plain(handlers: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """Refuse coroutine functions: a sync store cannot await them."""
     for agent, handler in handlers.items():
-        if inspect.iscoroutinefunction(handler):
+        if is_async(handler):
             raise BadArgument(
                 f"the handler of {agent!r} is a coroutine function; use outlive.open_async, or a plain function"
             )

@@ -504,15 +504,15 @@ class RunSuspended(BaseException):
 
 
 class ChildWaits(CallerError):
-    """A run that was started inside another one waits, so the outer one cannot have its result yet."""
+    """A run inside the block of a run of another store waits: the outer one cannot wait for it, nor have its result."""
 
     def __init__(self, run: str, names: Iterable[str], outer: str) -> None:
         self.run = run
         self.names = tuple(names)
         self.outer = outer
         super().__init__(
-            f"run {run!r} waits for {', '.join(map(repr, self.names))}, and run {outer!r} around it cannot continue "
-            "without its result; retry the outer run when the inner one has ended, or give it backoff_s="
+            f"run {run!r} waits for {', '.join(map(repr, self.names))}, and run {outer!r} around it, of another store, "
+            "cannot wait for it; start both from one store object"
         )
 
 

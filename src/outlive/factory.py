@@ -294,6 +294,7 @@ async def _open_threaded(target: StoreConfig) -> AsyncStore:
     assert homed[0] is not None
     store = AsyncStore(*await _build(homed[0], homed[1], target, runtime, another))
     store._sync_sibling = lambda: _sync_sibling(primary, secondary, target)
+    store._sync_api = Store
     return store
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack, overload
 
 from outlive.arguments import (
     check_agent,
@@ -27,6 +29,7 @@ from outlive.arguments import (
     check_text,
     check_timeout,
     check_worker,
+    is_async,
     optional_id,
     thread_cursor,
 )
@@ -79,7 +82,7 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.retention.sweeper import Sweeper
     from outlive.runs.attempts import Attempt
     from outlive.runs.questions import QuestionInfo
-    from outlive.runs.recovery import Handlers, Policy, Recovered
+    from outlive.runs.recovery import Handlers, Pass, Policy, Recovered, Recovery
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
     from outlive.runs.step_record import StepInfo
@@ -101,6 +104,16 @@ class Settings:
     timeout_s: float | None = 30.0
 
 
+class PlainMode(Protocol):
+    """A store in the sync mode, as far as plain handlers of an async store need it."""
+
+    def _recovery(
+        self, handlers: Mapping[Any, Any], policy: Policy, code_version: str | None, shared: Pass
+    ) -> Recovery: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class AsyncStore(AsyncContext):
     """The threads of one tenant. Made by `outlive.open_async(url)`; safe for any number of tasks."""
 
@@ -120,8 +133,11 @@ class AsyncStore(AsyncContext):
         self._queues: dict[bytes, SaveQueue] = {}
         self._delayed_bases = Cache(engine.cache.limit_bytes)
         self._is_closed = False
-        # Opens the same store in the sync mode.
+        # Opens the same store in the sync mode; and makes the sync API of such a store.
         self._sync_sibling: Callable[[], AsyncStore] | None = None
+        self._sync_api: Callable[[AsyncStore], PlainMode] | None = None
+        self._plain: PlainMode | None = None  # the store of plain handlers, once there is one
+        self._plain_lock = threading.Lock()
         self._heart = LeaseRenewer(engine)
         self._sweeper: Sweeper | None = None if retain is None else self._new_sweeper(retain)
 
@@ -355,6 +371,7 @@ class AsyncStore(AsyncContext):
         from outlive.runs.questions import check_status, find_questions
 
         place = None if thread is None else self._key(thread)
+        agent = None if agent is None else check_text("agent", agent)
         age_s = 0.0 if older_than_s is None else check_seconds("older_than_s", older_than_s, 0)
         latest = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=age_s)
         async for question in find_questions(
@@ -451,8 +468,8 @@ class AsyncStore(AsyncContext):
     ) -> AsyncWorker:
         """Return a worker, which claims submitted, woken and dead runs: `await store.worker(handlers).run()`.
 
-        handlers:      maps an agent, or "*" for all others, to a function that is called with its run. Plain
-                       functions are called in threads.
+        handlers:      maps an agent, or "*" for all others, to a function that is called with its run. An async
+                       store calls a plain function in a thread, with a sync run.
         concurrency:   how many runs it works on at a time
         interval_s:    how often it looks for dead runs; submitted and woken runs are noticed at once
         limits:        how many runs of an agent all workers of this store together work on: `{"planner": 2}`
@@ -464,14 +481,13 @@ class AsyncStore(AsyncContext):
         The other options are those of `recover`. Workers should agree on limits: each keeps to its own.
         """
         from outlive.runs.queue import Queue
-        from outlive.runs.recovery import Recovery
         from outlive.runs.slots import Slots, check_limits
         from outlive.runs.worker import AsyncWorker, WorkerOptions
         from outlive.runs.worker_record import WorkerRecord
 
         engine, tenant = self._engine, self._settings.tenant
         checked = check_handlers(handlers)
-        recovery = Recovery(engine, self._run, checked, policy, code_version)
+        recovery = self._recovery(checked, policy, code_version)
         checked_limits = check_limits(limits, limit_tenant)
         check_worker(checked, checked_limits)
         capacity = check_count("concurrency", concurrency, 1)
@@ -517,7 +533,9 @@ class AsyncStore(AsyncContext):
         """
         from outlive.runs.recovery import RunFilter, check_statuses, find_runs
 
-        wanted = RunFilter(agent, check_attributes(attributes))
+        wanted = RunFilter(
+            None if agent is None else check_text("agent", agent), check_attributes(attributes)
+        )
         place = None if thread is None else self._key(thread)
         async for _, run in find_runs(
             self._engine, self._settings.tenant, thread=place, statuses=check_statuses(status)
@@ -545,7 +563,7 @@ class AsyncStore(AsyncContext):
         """Resume every dead run: `await store.recover({"planner": resume_planner})`.
 
         handlers:        maps an agent to a function that is called with its run; None is for runs without an agent,
-                         "*" for all others
+                         "*" for all others. An async store calls a plain function in a thread, with a sync run.
         concurrency:     how many runs are resumed at a time; each belongs to exactly one process and one handler.
                          A sync store resumes each in a thread, or with 1 in the calling thread.
         policy:          "resume" (default), or "hold": skip runs that another `code_version` has started
@@ -555,13 +573,39 @@ class AsyncStore(AsyncContext):
         The report says what was resumed, what failed, what is alive elsewhere, and what was skipped and why.
         Ctrl-C or a cancelled task releases the runs that are being resumed.
         """
-        from outlive.runs.recovery import Recovery
-
-        recovery = Recovery(self._engine, self._run, check_handlers(handlers), policy, code_version)
+        recovery = self._recovery(check_handlers(handlers), policy, code_version)
         if self._pair is not None and self._pair.is_failed_over and not after_failover:
             recovery.refuses_all = True
         await recovery.take_all(self._settings.tenant, check_count("concurrency", concurrency, 1))
         return recovery.report
+
+    def _recovery(
+        self,
+        handlers: Mapping[Any, Any],
+        policy: Policy,
+        code_version: str | None,
+        shared: Pass | None = None,
+    ) -> Recovery:
+        from outlive.runs.recovery import Recovery
+
+        def in_threads(shared: Pass) -> Recovery:
+            plain = {agent: handler for agent, handler in handlers.items() if not is_async(handler)}
+            return self._plain_mode()._recovery(plain, policy, code_version, shared)
+
+        is_sync = self._sync_sibling is None
+        threads = None if is_sync else in_threads
+        return Recovery(self._engine, self._run, handlers, policy, code_version, threads, shared)
+
+    def _plain_mode(self) -> PlainMode:
+        """Return this store in the sync mode, opened once, for plain handlers in threads."""
+        with self._plain_lock:
+            if self._is_closed:
+                raise StoreClosed
+            if self._plain is None:
+                assert self._sync_sibling is not None
+                assert self._sync_api is not None
+                self._plain = self._sync_api(self._sync_sibling())
+            return self._plain
 
     async def delete(self, id: str) -> bool:
         """Delete a thread in all namespaces; False when it did not exist."""
@@ -762,7 +806,13 @@ class AsyncStore(AsyncContext):
 
         A failure in one thread does not affect the saves of another. Several are raised as one SeveralFailed.
         """
-        await _each_of([queue.flush for queue in list(self._queues.values())])
+        parts = [queue.flush for queue in list(self._queues.values())]
+        await _each_of([*parts, *self._in_plain_mode("flush")])
+
+    def _in_plain_mode(self, name: str) -> list[Callable[[], Awaitable[None]]]:
+        """Return a call for the store of plain handlers too, if there is one."""
+        plain = self._plain
+        return [] if plain is None else [lambda: self._engine.runtime.call(getattr(plain, name))]
 
     async def close(self) -> None:
         """Store what is in the background and release everything. A closed store refuses every call; closing twice is fine.
@@ -772,7 +822,8 @@ class AsyncStore(AsyncContext):
         if self._is_closed:
             return
         self._engine.runtime.check_loop()  # before anything is stopped: a refused close leaves the store open
-        parts = [self._heart.close, *[queue.flush for queue in list(self._queues.values())]]
+        parts = [self._heart.close, *self._in_plain_mode("close")]
+        parts += [queue.flush for queue in list(self._queues.values())]
         if self._sweeper is not None:
             parts.insert(0, self._sweeper.close)
         try:
@@ -786,7 +837,8 @@ class AsyncStore(AsyncContext):
     async def steps(self, run_id: str, *, thread: str | None = None) -> list[StepInfo]:
         """Return the stored steps of a run, in the order in which they began; the run may be alive elsewhere.
 
-        Questions, events and sleeps are among them; `kind` tells what each is.
+        Questions, events, sleeps and waits for runs inside it are among them; `kind` tells what each is. Values of
+        types that this process does not know stay packed.
 
         `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
         """
@@ -796,7 +848,7 @@ class AsyncStore(AsyncContext):
         key, entry = await self._the_run(run_id, thread)
         with well_formed(f"run {run_id!r}", key.id):
             seed = seed_of(self._engine.codec.unpack(entry.body or b"", opaque=True))
-        steps = await read_steps(self._engine, key, run_id, seed)
+        steps = await read_steps(self._engine, key, run_id, seed, opaque=True)
         steps += await read_wait_steps(self._engine, key, run_id)
         return [step for _, step in sorted(steps, key=lambda numbered: numbered[0])]
 
@@ -875,6 +927,17 @@ class AsyncStore(AsyncContext):
         """Note that a thread was read."""
         if self._sweeper is not None:
             await self._sweeper.touch(key)
+
+    @contextlib.asynccontextmanager
+    async def _deleting(self, key: ThreadKey) -> AsyncIterator[None]:
+        """Wake the runs that wait for a run of a thread when that is deleted."""
+        from outlive.runs.outer_run import before_deletion
+        from outlive.runs.timers import tell_outer
+
+        outers = await before_deletion(self._engine, key)
+        yield
+        for outer in outers:
+            await tell_outer(self._engine, key.tenant, outer)
 
     async def _flush_queue(self, key: ThreadKey) -> None:
         """Wait for the delayed saves of a thread."""

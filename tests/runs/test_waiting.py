@@ -15,7 +15,6 @@ import outlive
 from outlive.errors import (
     AmbiguousStep,
     BadArgument,
-    ChildWaits,
     LeaseLost,
     QuestionChanged,
     QuestionClosed,
@@ -733,31 +732,3 @@ def test_an_early_answer_of_any_form_is_asked_for_again(store):
         run.ask("q", schema={"type": "object", "properties": {"a": {"type": "string"}}})
     assert run.status == "waiting"
     assert "must be string" in next(iter(store.questions())).refused
-
-
-# Runs inside runs
-
-
-@pytest.mark.parametrize("is_step", [True, False])
-def test_a_run_does_not_continue_without_the_result_of_a_run_inside_it(store, is_step):
-    def child():
-        with store.run("child", run_id="c") as run:
-            if not run.is_finished:
-                run.complete(run.ask("refund?"))
-        return run.result
-
-    def parent(run):
-        run.complete(run.step("child", child) if is_step else child())
-
-    with (
-        pytest.raises(ChildWaits, match="'c' waits for 'refund\\?'") as caught,
-        store.run("t", run_id="p") as run,
-    ):
-        parent(run)
-    assert (caught.value.run, caught.value.outer) == ("c", "p")
-    assert (store.find_run("c").status, store.find_run("p").status) == ("waiting", "failed")
-    store.answer("c", "refund?", "yes")
-    child()
-    with store.retry("p") as run:
-        parent(run)
-    assert store.find_run("p").result == "yes"

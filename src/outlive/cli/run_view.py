@@ -236,12 +236,12 @@ def _waiting(waits: Mapping[str, Any]) -> str:
 def _reason(waits: Mapping[str, Any]) -> str:
     """Return what a run waits for, after the word "waits"."""
     reasons = {"backoff": "to try again after a failure", "start": "for its time to start"}
-    return reasons.get(waits["reason"]) or f"for {_groups(waits['groups'])}"
+    return reasons.get(waits["reason"]) or f"for {_groups(waits)}"
 
 
-def _groups(groups: list[dict[str, Any]]) -> str:
-    texts = []
-    for group in groups:
+def _groups(waits: Mapping[str, Any]) -> str:
+    texts = [f"run {id}" for id in waits["runs"]]
+    for group in waits["groups"]:
         names = ", ".join(map(repr, group["names"]))
         texts.append(f"any of {names}" if group["mode"] == "any" and len(group["names"]) > 1 else names)
     return " or ".join(texts)

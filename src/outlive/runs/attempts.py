@@ -9,6 +9,7 @@ stored again by every save.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +56,12 @@ def end(attempts: Attempts, outcome: str, at: dt.datetime | None, error: str | N
         return attempts
     text = None if error is None else error[:_MAX_ERROR]
     return (*attempts[:-1], replace(attempts[-1], ended_at=at, outcome=outcome, error=text))
+
+
+def count_releases(attempts: Attempts) -> int:
+    """Return how many of the last attempts, in a row, were released."""
+    before = itertools.takewhile(lambda attempt: attempt.outcome == "released", reversed(attempts))
+    return sum(1 for _ in before)
 
 
 def pack(attempts: Attempts) -> list[list[Any]]:

@@ -8,16 +8,20 @@ loses it there, not in the child.
 The write that crosses a budget is stored, as what was used cannot be taken back. Then BudgetSpent
 is raised, and the run is parked when its block is left. A process may die before that: so a run that
 has used too much is parked when it is resumed, and none of its steps is called.
+
+With `on_spent="ask"` the run asks the question "budget" instead, and waits. The answer raises the
+limits. It is stored as the answer to a question is, and every later start of the run reads it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+from outlive.arguments import check_choice
 from outlive.errors import BadArgument, BudgetSpent, Corrupt
 
 _FIELDS = ("cost_usd", "tokens", "steps")
@@ -32,6 +36,8 @@ class Budget:
     cost_usd:  the sum of `usage["cost_usd"]`
     tokens:    the sum of `usage["tokens"]`, or of `usage["input_tokens"]` and `usage["output_tokens"]`
     steps:     how many steps it may have; one more is not called
+    on_spent:  "park" (default): the run is parked. "ask": it waits for the answer to the question "budget", such as
+               `store.answer(run_id, "budget", {"cost_usd": 5})`; None parks it
 
     None: no limit. Raises BadArgument.
     """
@@ -39,8 +45,10 @@ class Budget:
     cost_usd: float | None = None
     tokens: int | None = None
     steps: int | None = None
+    on_spent: Literal["park", "ask"] = "park"
 
     def __post_init__(self) -> None:
+        check_choice("the on_spent of a budget", self.on_spent, ("park", "ask"))
         for name in _FIELDS:
             limit = getattr(self, name)
             is_whole = name != "cost_usd"
@@ -63,14 +71,43 @@ class Budget:
         if self.steps is not None and count >= self.steps:
             raise BudgetSpent(run, "steps", count, self.steps)
 
+    @property
+    def asks(self) -> bool:
+        """Tell whether a run that has spent it asks for more."""
+        return self.on_spent == "ask"
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits by name, without those that there are not."""
+        return {name: getattr(self, name) for name in _FIELDS if getattr(self, name) is not None}
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of an answer: greater limits, or null for none."""
+        types = {name: "number" if name == "cost_usd" else "integer" for name in self.limits}
+        properties = {name: {"type": kind, "minimum": 0} for name, kind in types.items()}
+        return {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
+
+    def raised(self, more: Any) -> Self:
+        """Return the budget with the greater limits of an answer. Raises Corrupt."""
+        if not isinstance(more, Mapping):
+            raise Corrupt("an answer to the question 'budget' of a run is damaged")
+        try:
+            limits: dict[str, Any] = {name: more.get(name, limit) for name, limit in self.limits.items()}
+            answered = type(self)(**limits)
+        except BadArgument as error:
+            raise Corrupt(f"an answer to the question 'budget' of a run is damaged: {error}") from None
+        limits = {name: max(limit, answered.limits[name]) for name, limit in self.limits.items()}
+        return replace(self, **limits)
+
     def pack(self) -> list[Any]:
         """Return the budget as the record of a run stores it."""
-        return [getattr(self, name) for name in _FIELDS]
+        return [*(getattr(self, name) for name in _FIELDS), self.on_spent]
 
     @classmethod
     def unpack(cls, stored: Any) -> Self:
         """Return the budget of a stored record. Raises Corrupt."""
-        if not isinstance(stored, list) or len(stored) != len(_FIELDS):
+        if not isinstance(stored, list) or len(stored) != len(_FIELDS) + 1:
             raise Corrupt("the budget of a run is damaged")
         try:
             return cls(*stored)

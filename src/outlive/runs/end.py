@@ -24,8 +24,10 @@ from outlive.runs.lease import (
     Lock,
     RunInfo,
 )
+from outlive.runs.store_clock import store_now
 from outlive.runs.wait_entry import OPEN, put, read_waits, withdrawn
 from outlive.runs.waiting import Reason, Waiting
+from outlive.runs.wakes import outer_timer
 from outlive.threads.engine import Engine
 from outlive.values import moment
 
@@ -42,6 +44,7 @@ async def end_run(engine: Engine, key: ThreadKey, id: str, status: str) -> RunIn
         run = lease.unpack_run(engine.codec, key, stored)
         entries = [
             *_leftovers(stored, run),
+            *await _told_outer(engine, stored, run),
             *await _freed(engine, key, run, FREE),
             *await _withdrawn(engine, key, id),
         ]
@@ -50,6 +53,7 @@ async def end_run(engine: Engine, key: ThreadKey, id: str, status: str) -> RunIn
             await engine.commit(Commit(key, entries=tuple(entries)))
         except EntryHeld:  # its owner wrote in between: look again
             continue
+        await timers.fire_outer(engine, key, entries)
         return run
     raise RunBusy(id, None)
 
@@ -58,9 +62,11 @@ async def park_run(engine: Engine, key: ThreadKey, run: RunInfo) -> None:
     """Park a run that was listed. Raises EntryHeld if it has changed since."""
     stored = run._entry
     assert stored is not None
-    entries = [*_leftovers(stored, run), *await _withdrawn(engine, key, run.id)]
+    leftovers = [*_leftovers(stored, run), *await _told_outer(engine, stored, run)]
+    entries = [*leftovers, *await _withdrawn(engine, key, run.id)]
     entries = [_ended(engine, run, stored, PARKED), *entries]
     await engine.commit(Commit(key, entries=tuple(entries)))
+    await timers.fire_outer(engine, key, entries)
 
 
 async def delay_run(engine: Engine, key: ThreadKey, run: RunInfo, reason: Reason, due: int) -> None:
@@ -95,10 +101,18 @@ async def superseded(engine: Engine, key: ThreadKey, stored: EntryRecord, by: st
     """Return the entries that cancel a run that no process works on, for the commit of its successor."""
     run = lease.unpack_run(engine.codec, key, stored)
     is_held = run.status == RUNNING and not (run.owner is not None and run.owner.is_gone())
-    leftovers = [*_leftovers(stored, run), *await _withdrawn(engine, key, run.id)]
+    leftovers = [*_leftovers(stored, run), *await _told_outer(engine, stored, run)]
+    leftovers += await _withdrawn(engine, key, run.id)
     lease.end_dead_attempt(run)
     run.error = f"superseded by run {by!r}"
     return [replace(_ended(engine, run, stored, CANCELLED), expect_lapsed=is_held), *leftovers]
+
+
+async def _told_outer(engine: Engine, stored: EntryRecord, run: RunInfo) -> list[EntryRecord]:
+    """Return the timer that tells the run around a run that this one ends."""
+    if run.outer is None:
+        return []
+    return [outer_timer(engine.codec, run.id, run.outer, await store_now(engine), stored.epoch)]
 
 
 def _leftovers(stored: EntryRecord, run: RunInfo) -> tuple[EntryRecord, ...]:

@@ -38,7 +38,7 @@ from outlive.format.codec import Codec
 from outlive.runs import attempts
 from outlive.runs.budget import Budget
 from outlive.runs.owner import Owner
-from outlive.runs.waiting import Waiting
+from outlive.runs.waiting import Outer, Waiting
 from outlive.threads.engine import Engine
 from outlive.values import moment
 
@@ -64,6 +64,7 @@ class RunInfo:
     backoff_s: float | None = None  # the pause after the first failure; None: a failure ends the run
     priority: int = 0  # of released runs of an agent, those with the greatest are claimed first
     waits: Waiting | None = None  # why it waits, or waited until it was released
+    outer: Outer | None = None  # the run around it, which waits for it
     agent: str | None = None
     prompt: Any = None
     parent: str | None = None
@@ -118,6 +119,7 @@ def pack_run(engine: Engine, run: RunInfo) -> bytes:
     fields = {name: getattr(run, name) for name in _FIELDS}
     fields["owner"] = None if run.owner is None else run.owner.pack()
     fields["waits"] = None if run.waits is None else run.waits.pack()
+    fields["outer"] = None if run.outer is None else run.outer.pack()
     fields["attempts"] = attempts.pack(run.attempts)
     fields["budget"] = None if run.budget is None else run.budget.pack()
     return engine.codec.pack(fields, f"run {run.id!r}")
@@ -130,7 +132,7 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
         seed_of(fields)
         budget = fields.pop("budget", None)
         owner, tried = fields.pop("owner", None), attempts.unpack(fields.pop("attempts", []))
-        waits = fields.pop("waits", None)
+        waits, outer = fields.pop("waits", None), fields.pop("outer", None)
         known = {name: value for name, value in fields.items() if name in _FIELDS}
         known["trace"] = valid_trace(fields.get("trace"))
         return RunInfo(
@@ -140,6 +142,7 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
             lease_expires_at=lapses_at(entry),
             owner=None if owner is None else Owner.unpack(owner),
             waits=None if waits is None else Waiting.unpack(waits),
+            outer=None if outer is None else Outer.unpack(outer),
             attempts=tried,
             budget=None if budget is None else Budget.unpack(budget),
             _entry=entry,

@@ -25,6 +25,8 @@ from outlive.errors import (
     RunBusy,
     RunEnded,
     RunMissing,
+    TypeChanged,
+    UnknownTag,
 )
 from outlive.events import ANSWER, Event
 from outlive.format.codec import Codec
@@ -37,6 +39,7 @@ from outlive.runs.wait_entry import (
     ANSWERED,
     EVENT,
     EXPIRED,
+    INNER,
     OPEN,
     QUESTION,
     SLEEP,
@@ -94,7 +97,7 @@ def check_status(status: object) -> str | None:
     return None if status is None else check_choice("status", status, STATUSES)
 
 
-_KINDS = {QUESTION: "ask", EVENT: "wait", SLEEP: "sleep", "": "wait"}
+_KINDS = {QUESTION: "ask", EVENT: "wait", SLEEP: "sleep", INNER: "run", "": "wait"}
 _STEP_STATUS = {OPEN: "started", ANSWERED: "done", EXPIRED: "done", WITHDRAWN: "raised"}
 
 
@@ -102,18 +105,33 @@ async def read_wait_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[t
     """Return what a run asked and slept as steps, with their positions."""
     now = engine.runtime.now()
     steps: list[tuple[int, StepInfo]] = []
-    for wait in (await read_waits(engine, key, run_id)).values():
+    for wait in (await _read_known(engine, key, run_id)).values():
         is_over = wait.type == SLEEP and wait.due_at <= now
         status = "done" if is_over else _STEP_STATUS[wait.status]
         error = wait.status if wait.status in (EXPIRED, WITHDRAWN) and not is_over else None
         kind = _KINDS.get(wait.type, "wait")
         step = StepInfo(
-            wait.name, "", status, wait.digest or None, wait.value, error, wait.attempt, kind=kind
+            wait.inner_run or wait.name,
+            "",
+            status,
+            wait.digest or None,
+            wait.value,
+            error,
+            wait.attempt,
+            kind=kind,
         )
         ended = wait.due_at if is_over else wait.answered_at
         step = replace(step, _began=wait.asked_at, _ended=0 if status == "started" else ended)
         steps.append((wait.order, step))
     return steps
+
+
+async def _read_known(engine: Engine, key: ThreadKey, run_id: str) -> dict[str, Wait]:
+    """Return the waits of a run; with types that this process does not know, their values stay packed."""
+    try:
+        return await read_waits(engine, key, run_id)
+    except (UnknownTag, TypeChanged):
+        return await read_waits(engine, key, run_id, opaque=True)
 
 
 async def find_questions(
@@ -133,7 +151,7 @@ async def find_questions(
                 wait = replace(wait, status=EXPIRED)
             if status not in (None, wait.status):
                 continue
-            if wait.type == QUESTION or (events and wait.type != SLEEP):
+            if wait.type == QUESTION or (events and wait.type not in (SLEEP, INNER)):
                 yield info_of(key, entry.key.rsplit("\n", 1)[0], wait)
 
 
@@ -179,6 +197,7 @@ async def answer(
             continue  # another answer, or the run itself, was faster: look again
         engine.events.emit(Event(ANSWER, key.id, run=run_id, step=name, agent=wait.agent))
         wakes.tell(engine, key, entries)
+        await timers.fire_outer(engine, key, entries)
         return info_of(key, run_id, answered)
     raise RunBusy(run_id, None)
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import signal
 import sys
 import threading
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from outlive.arguments import is_async
 from outlive.backend import EntryCursor, EntryQuery, ThreadKey
 from outlive.errors import (
     BadArgument,
@@ -29,6 +32,7 @@ from outlive.errors import (
     RunSuspended,
     StoreClosed,
     StoreUnavailable,
+    SyncAsyncMixed,
     ThreadBusy,
 )
 from outlive.runs.end import delay_run, park_run
@@ -46,10 +50,12 @@ from outlive.runs.lease import (
     unpack_or_tell,
     unreadable,
 )
+from outlive.runs.outer_run import is_left_to_outer
 from outlive.runs.run import AsyncRun
 from outlive.runs.sigterm import terminator
 from outlive.runs.store_clock import store_now
 from outlive.runs.timers import backoff_due, fire_due
+from outlive.runtime.runtime import run_now
 from outlive.threads.engine import Engine
 from outlive.values import matches, moment
 
@@ -67,6 +73,7 @@ _PRIMARY_UNREACHABLE = (
 SkipCode = Literal[
     "backing_off",
     "finished",
+    "inside_run",
     "no_handler",
     "other_code_version",
     "parked",
@@ -189,8 +196,51 @@ async def find_dead(
             live.append(run)
 
 
+class Pass:
+    """What handlers of one recovery or worker do, in tasks and in threads: the runs that they have, and the report."""
+
+    def __init__(self) -> None:
+        self.report = Recovered()
+        self._live: set[AsyncRun] = set()
+        self._is_over = False
+        self._lock = threading.Lock()
+
+    def take_report(self) -> Recovered:
+        """Return the report, and begin a new one."""
+        with self._lock:
+            report, self.report = self.report, Recovered()
+        return report
+
+    def add(self, section: str, item: RunInfo | FailedRun | SkippedRun) -> None:
+        """Add to a section of the report."""
+        with self._lock:
+            getattr(self.report, section).append(item)
+
+    def begin(self, run: AsyncRun) -> bool:
+        """Note that a handler gets a run; False: it is too late, and the run must be released."""
+        with self._lock:
+            if not self._is_over:
+                self._live.add(run)
+            return not self._is_over
+
+    def leave(self, run: AsyncRun) -> None:
+        """Note that a handler has left its run."""
+        with self._lock:
+            self._live.discard(run)
+
+    def end(self) -> list[AsyncRun]:
+        """Let no other handler begin, and return the runs that handlers still have."""
+        with self._lock:
+            self._is_over = True
+            return list(self._live)
+
+
 class Recovery:
-    """One pass over the dead runs of a store."""
+    """One pass over the dead runs of a store.
+
+    On an async store, `in_threads` makes the recovery of the same store in the sync mode: a plain function is called
+    in a thread of its own, with a sync run, which that thread claims and ends.
+    """
 
     def __init__(
         self,
@@ -199,6 +249,8 @@ class Recovery:
         handlers: Mapping[str | None, Handler],
         policy: Policy,
         code_version: str | None,
+        in_threads: Callable[[Pass], Recovery] | None = None,
+        shared: Pass | None = None,
     ) -> None:
         if policy not in ("resume", "hold"):
             raise BadArgument(f'policy must be "resume" or "hold", not {policy!r}')
@@ -212,19 +264,15 @@ class Recovery:
         self._policy = policy
         self._code_version = code_version
         self.refuses_all = False  # while a pair of stores has failed over
-        self.report = Recovered()
-        self._report_lock = engine.runtime.lock()
-        self._live: set[AsyncRun] = set()
+        self._in_threads = in_threads
+        self._pass = shared or Pass()
+        self._add = self._pass.add
+        self.take_report = self._pass.take_report
 
-    def take_report(self) -> Recovered:
-        """Return the report, and begin a new one."""
-        with self._report_lock:  # handlers may end in other threads
-            report, self.report = self.report, Recovered()
-        return report
-
-    def _add(self, section: str, item: RunInfo | FailedRun | SkippedRun) -> None:
-        with self._report_lock:
-            getattr(self.report, section).append(item)
+    @property
+    def report(self) -> Recovered:
+        """What was done since the last `take_report`."""
+        return self._pass.report
 
     async def take_all(self, tenant: str, concurrency: int) -> None:
         """Resume the dead runs of a tenant, several at a time."""
@@ -252,9 +300,12 @@ class Recovery:
 
         So another process can resume them.
         """
-        for run in list(self._live):
+        for run in self._pass.end():
             with contextlib.suppress(OutliveError):
-                await run.release()
+                if run._engine is self._engine:
+                    await run.release()
+                else:  # of a plain handler, which holds it in a thread
+                    await self._engine.runtime.call(functools.partial(_release, run))
 
     async def take(self, key: ThreadKey, info: RunInfo, *, is_fresh: bool = False) -> Outcome:
         """Claim one run and call its handler; `is_fresh`: it was read a moment ago.
@@ -262,7 +313,7 @@ class Recovery:
         "busy": another process holds the run or its place; "given_back": the handler released it;
         "skipped": the report says why.
         """
-        handler = self._handlers.get(info.agent) or self._handlers.get("*")
+        handler = self._handler_of(info)
         if not info.is_readable:
             self._skip(info, "unreadable", str(info.error))
         elif self.refuses_all:
@@ -271,6 +322,8 @@ class Recovery:
             self._skip(info, "no_handler", f"no handler for agent {info.agent!r}")
         elif self.is_other_code(info.code_version):
             self._skip(info, "other_code_version", f"it was started by code version {info.code_version!r}")
+        elif info.status == RELEASED and await is_left_to_outer(self._engine, key.tenant, info.outer):
+            self._skip(info, "inside_run", f"run {info.outer and info.outer.run!r} continues it")
         elif _failures(info) >= info.max_attempts:
             await self._park(key, info)
         elif info.status == RUNNING and info.backoff_s is not None:
@@ -278,6 +331,9 @@ class Recovery:
         else:
             return await self._hand_over(info, handler, is_fresh)
         return "skipped"
+
+    def _handler_of(self, info: RunInfo) -> Handler | None:
+        return self._handlers.get(info.agent) or self._handlers.get("*")
 
     def _skip(self, info: RunInfo, code: SkipCode, message: str) -> None:
         self._add("skipped", SkippedRun(info, code, message))
@@ -318,6 +374,15 @@ class Recovery:
         )
 
     async def _hand_over(self, info: RunInfo, handler: Handler, is_fresh: bool) -> Outcome:
+        if self._in_threads is None or is_async(handler):
+            return await self._work(info, handler, is_fresh)
+        # A plain function must not hold up the event loop, with the leases of all other runs.
+        return await self._engine.runtime.call(
+            functools.partial(_work_here, self._in_threads, self._pass, info, is_fresh)
+        )
+
+    async def _work(self, info: RunInfo, handler: Handler, is_fresh: bool) -> Outcome:
+        """Claim a run, call its handler, and report what became of it."""
         run = self._resume(info, is_fresh=is_fresh)
         try:
             await run.start()
@@ -332,7 +397,9 @@ class Recovery:
         if run.is_finished:
             self._skip(run.info, "finished", f"it ended since it was listed: {run.status}")
             return "skipped"
-        self._live.add(run)
+        if not self._pass.begin(run):
+            await run.release()
+            return "given_back"
         try:
             async with run:
                 await self._call(handler, run)
@@ -341,28 +408,26 @@ class Recovery:
         else:
             self._add_left(run.info)
         finally:
-            self._live.discard(run)
-        return "given_back" if run.status == RELEASED else "worked"
+            self._pass.leave(run)
+        return "given_back" if run.status == RELEASED and not run._is_suspended else "worked"
 
     def _add_left(self, run: RunInfo) -> None:
         """Report a run whose handler returned: it may have ended the run itself."""
         is_delayed = run.status == WAITING and run.waits is not None and run.waits.reason == "backoff"
         if is_delayed or run.status in (FAILED, PARKED):
             self._add("failed", FailedRun(run, "failed", str(run.error)))
-        elif run.status in (CANCELLED, RELEASED):
-            self._add("left", run)
+        elif run.status == WAITING or (run.status == RELEASED and run.waits is not None):
+            self._add("suspended", run)  # released: what it waits for came while it parked
         else:
-            self._add("suspended" if run.status == WAITING else "resumed", run)
+            self._add("left" if run.status in (CANCELLED, RELEASED) else "resumed", run)
 
     async def _call(self, handler: Handler, run: AsyncRun) -> None:
-        # A plain function must not hold up the event loop, with the leases of all other runs.
-        is_async = inspect.iscoroutinefunction(handler)
-        result: Any | Awaitable[Any] = (
-            handler(run) if is_async else await self._engine.runtime.call(lambda: _call_plain(handler, run))
-        )
-        if inspect.isawaitable(result):
-            with _exits():
+        with _exits():
+            result: Any | Awaitable[Any] = handler(run)
+            if is_async(handler):
                 result = await result
+            elif inspect.isawaitable(result):
+                raise _returned_awaitable(run, result)
         if result is not None and run.result is None:
             run.info.result = result
 
@@ -374,9 +439,26 @@ class HandlerExited(Exception):
         super().__init__(f"the handler raised {error!r}")
 
 
-def _call_plain(handler: Handler, run: AsyncRun) -> Any:
-    with _exits():  # in the thread of the handler
-        return handler(run)
+def _work_here(
+    in_threads: Callable[[Pass], Recovery], shared: Pass, info: RunInfo, is_fresh: bool
+) -> Outcome:
+    """Do the work of a plain handler in this thread, which is its own."""
+    recovery = in_threads(shared)
+    handler = cast(Handler, recovery._handler_of(info))
+    return run_now(recovery._work(info, handler, is_fresh))
+
+
+def _release(run: AsyncRun) -> None:
+    run_now(run.release())
+
+
+def _returned_awaitable(run: AsyncRun, result: Any) -> SyncAsyncMixed:
+    if inspect.iscoroutine(result):
+        result.close()  # it has not begun
+    return SyncAsyncMixed(
+        f"the handler of agent {run.info.agent!r} is a plain function that returned a coroutine, and got a sync run; "
+        "write it as `async def`, or as functools.partial of a coroutine function"
+    )
 
 
 @contextlib.contextmanager
@@ -399,13 +481,29 @@ def _is_suspension(error: BaseException) -> bool:
 
 
 def _ends_process(error: BaseException) -> bool:
-    """Tell whether an exception may come from a signal, which only the main thread gets, or from a cancelled task."""
+    """Tell whether an exception comes from a signal, which only the main thread gets, or from a cancelled task."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
-        return threading.current_thread() is threading.main_thread()
+        is_main = threading.current_thread() is threading.main_thread()
+        return is_main and (isinstance(error, KeyboardInterrupt) or _comes_from_signal(error))
     asyncio = sys.modules.get("asyncio")  # sync stores do not import it
     if asyncio is not None and isinstance(error, asyncio.CancelledError):
         return _is_cancelled(asyncio)
     return isinstance(error, GeneratorExit)
+
+
+def _comes_from_signal(error: BaseException) -> bool:
+    """Tell whether a signal handler of this program raised an exception: its frame is in the traceback."""
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {_code_of(handler) for handler in handlers if callable(handler)} - {None}
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code in codes for frame, _ in frames)
+
+
+def _code_of(function: Any) -> object:
+    """Return the code of a function, a method, a partial or an object that can be called."""
+    function = getattr(function, "func", function)
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
 
 
 def _is_cancelled(asyncio: Any) -> bool:

@@ -48,6 +48,7 @@ class LeaseRenewer:
         self._ticker: Ticker | None = None
         self._interval_s = float("inf")
         self._lock = threading.Lock()
+        self.is_closed = False  # with its store
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
@@ -111,6 +112,7 @@ class LeaseRenewer:
         An error of one does not keep the others.
         """
         self._stop()
+        self.is_closed = True
         errors: list[Exception] = []
         for run in list(self._runs.values()):
             try:

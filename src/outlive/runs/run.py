@@ -46,6 +46,7 @@ from outlive.errors import (
     RunNotStarted,
     RunSuspended,
     StoreBusy,
+    StoreClosed,
 )
 from outlive.events import CLAIM, END, LOSS, QUESTION, STALL, Event
 from outlive.runs import attempts, budget, lease, tickets, timers
@@ -65,6 +66,8 @@ from outlive.runs.lease import (
     WAITING,
     RunInfo,
 )
+from outlive.runs.options import RunOptions
+from outlive.runs.outer_run import event_name
 from outlive.runs.progress import Progress
 from outlive.runs.responses import AsyncResponses
 from outlive.runs.start import Start, StartOptions
@@ -72,8 +75,9 @@ from outlive.runs.step_options import StepOptions
 from outlive.runs.steps import Ledger
 from outlive.runs.store_clock import store_now
 from outlive.runs.stream import Stream
-from outlive.runs.waiting import MISSING, Waiting
+from outlive.runs.waiting import MISSING, Outer, Waiting
 from outlive.runs.waits import Waits
+from outlive.runs.wakes import outer_timer
 from outlive.runtime.runtime import Ticker, new_id
 from outlive.runtime.wrong_mode import AsyncContext
 from outlive.threads.engine import Draft, Engine
@@ -83,7 +87,7 @@ from outlive.values import CheckpointInfo, moment
 
 _TRIES = 20
 # The runs in whose blocks this task or thread is.
-_blocks: ContextVar[tuple[str, ...]] = ContextVar("outlive_blocks", default=())
+_blocks: ContextVar[tuple[AsyncRun, ...]] = ContextVar("outlive_blocks", default=())
 _ENDING_S = 5.0  # for the write that releases a run: its process is about to be killed
 
 
@@ -103,6 +107,8 @@ class AsyncStepDecorator(Protocol):
 class Live(Protocol):
     """Where live runs are renewed."""
 
+    @property
+    def is_closed(self) -> bool: ...
     def add(self, run: AsyncRun) -> None: ...
     def discard(self, run: AsyncRun) -> None: ...
     def find(self, run_id: str) -> Any:
@@ -144,6 +150,9 @@ class AsyncRun(AsyncContext):
         self._is_lost = False
         self._lost_as: str | None = None  # cancelled or parked from outside
         self._is_suspended = False  # by this process: it waits, and nothing is left to do here
+        self._outer: AsyncRun | None = None  # in whose block it started
+        self._place: list[Any] = []  # where in the code of the outer run
+        self._inside: list[AsyncRun] = []  # that started in the block of this one
         self._thread_ident = engine.runtime.thread_ident()
         self._progress = Progress()
         self._was_stalled = False
@@ -210,8 +219,8 @@ class AsyncRun(AsyncContext):
 
         Raises ThreadBusy, RunBusy, RunElsewhere.
         """
-        start = Start(self._engine, self.thread, self.info, self._options)
-        holding = await start.take()
+        start = Start(self._engine, self.thread, self.info, self._enter_outer())
+        holding = await self._engine.runtime.shielded(start.take(), start.undo)
         self.info = holding.info
         if holding.info.is_finished:
             return self
@@ -226,6 +235,7 @@ class AsyncRun(AsyncContext):
             if not holding.is_new:
                 await self._waits.read()
                 self._ledger.continue_after(self._waits.last_order)
+                self._take_more()
         except BaseException:
             # What the run did before cannot be read here; another process may be able to.
             await start.undo(holding)
@@ -239,13 +249,45 @@ class AsyncRun(AsyncContext):
         self._tell(CLAIM, trace=self.info.trace, previous=outcome, usage=self.info.usage)
         return self
 
+    def _take_more(self) -> None:
+        """Raise the budget as persons have answered: the record may not have it yet."""
+        for more in self._waits.answers("budget"):
+            if self.info.budget is not None and self.info.budget.asks and more is not None:
+                self.info.budget = self.info.budget.raised(more)
+
+    def _enter_outer(self) -> StartOptions:
+        """Note in the block of which run this one starts, and return how: it may continue a run that waited there."""
+        self._outer = next((run for run in reversed(_blocks.get()) if run._is_live and run is not self), None)
+        outer = self._outer
+        if outer is None or outer._engine is not self._engine:
+            return self._options
+        place = [self.info.thread, self.info.namespace, self.info.agent]
+        self._place = [*place, outer._ledger.count(repr(place))]
+        outer._inside.append(self)
+        known = outer._waits.runs_inside()
+        here = [(id, is_recent) for id, (at, is_recent) in known.items() if at == self._place]
+        inner, is_recent = here[-1] if here else (None, False)
+        return replace(
+            self._options,
+            outer=outer.id,
+            inner=inner,
+            inner_is_recent=is_recent,
+            others=frozenset(known).difference(id for id, _ in here),
+        )
+
+    def _runs_inside(self) -> list[AsyncRun]:
+        return [run for run in self._inside if run._is_live]
+
     async def _park_if_spent(self) -> None:
         """Park a run that has used more than its budget: the process that crossed it died before it did so."""
         try:
-            if self.info.budget is not None:
+            if self.info.budget is not None and not self.info.budget.asks:
                 self.info.budget.check(self.id, self.info.usage)
         except BudgetSpent as spent:
-            await self._end_by(spent)
+            try:
+                await self._end_by(spent)
+            finally:
+                self._leave()
             raise
 
     def _go_live(self) -> None:
@@ -298,8 +340,42 @@ class AsyncRun(AsyncContext):
                 self._note_again(before)
                 raise
         if usage is not None:
-            self._spend(budget.numbers(usage))
+            try:
+                self._spend(budget.numbers(usage))
+            except BudgetSpent as spent:
+                await self._ask_for_more(spent, self._check_budget, may_wait=not self._ledger.around())
         return saved
+
+    async def _ask_for_more(
+        self, spent: BudgetSpent, check: Callable[[], None], *, may_wait: bool = True
+    ) -> None:
+        """Ask for a larger budget until a check passes, if the budget says so. Raises BudgetSpent.
+
+        Nothing can wait inside an effect. And a save inside a step must not: the step would be called again, and use
+        the same again. Then the next step asks.
+        """
+        is_spent = True
+        while is_spent:
+            run: AsyncRun | None = self
+            while run is not None and run.id != spent.run:  # the budget of a parent
+                run = run._live_parent()
+            if run is None or run.info.budget is None or not run.info.budget.asks:
+                raise spent
+            if not may_wait or self._waits.is_in_effect():
+                return
+            await run._ask_once(spent, run.info.budget)
+            try:
+                check()
+                is_spent = False
+            except BudgetSpent as again:
+                spent = again
+
+    async def _ask_once(self, spent: BudgetSpent, limits: budget.Budget) -> None:
+        payload = {"limits": limits.limits, "usage": budget.numbers(self.info.usage), "spent": spent.what}
+        more = await self._waits.ask_next("budget", payload, limits.schema)
+        if more is None:
+            raise spent
+        self.info.budget = limits.raised(more)
 
     def _note(
         self, iteration: int | None, phase: str | None, usage: Mapping[str, Any] | None
@@ -411,6 +487,7 @@ class AsyncRun(AsyncContext):
 
     async def flush(self) -> None:
         """Store a save that was held back and what was emitted, and wait for saves in the background."""
+        self._ledger.check_in_time()
         async with self._mutex:
             self._check_live()
             await self._flush()
@@ -514,6 +591,15 @@ class AsyncRun(AsyncContext):
         self._ledger.check_in_time()
         await self._stream.emit(chunk)
 
+    def child(self, thread_id: str, **options: Unpack[RunOptions]) -> AsyncRun:
+        """Return a run inside this one: `async with run.child("notes", agent="writer") as child`.
+
+        The options are those of `store.run`; its parent is this run. A child that waits makes this run wait too.
+        """
+        store: Any = self.thread._store
+        child: AsyncRun = store.run(thread_id, **{**options, "parent": self.id})
+        return child
+
     # Waiting
 
     @overload
@@ -598,34 +684,58 @@ class AsyncRun(AsyncContext):
         await self._waits.sleep(seconds, until, key)
 
     async def _suspend(
-        self, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str] = ()
+        self,
+        waiting: Waiting,
+        entries: Sequence[EntryRecord],
+        questions: Sequence[str] = (),
+        *,
+        is_ready: bool = False,
     ) -> None:
         """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first.
 
-        A caller that is cancelled meanwhile waits for the outcome: the run either waits, or it does not.
+        With `is_ready` it can continue at once, in another call of its handler. A caller that is cancelled meanwhile
+        waits for the outcome: the run either waits, or it does not.
         """
-        await self._engine.runtime.shielded(self._suspend_now(waiting, entries, questions))
+        status = RELEASED if is_ready else WAITING
+        await self._engine.runtime.shielded(self._suspend_now(status, waiting, entries, questions))
 
     async def _suspend_now(
-        self, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str]
+        self, status: str, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str]
     ) -> None:
         async with self._mutex:
             self._check_live()
             now = moment(self._engine.runtime.now())
             tried = attempts.end(self.info.attempts, WAITING, now)
-            parked = replace(self.info, status=WAITING, waits=waiting, attempts=tried, step=None)
+            parked = replace(self.info, status=status, waits=waiting, attempts=tried, step=None)
+            parked.outer = self._link() or self.info.outer
             body = lease.pack_run(self._engine, parked)
             await self._flush()
+            told = await self._outer_timers(status, parked)
             self._is_suspended = True  # before the run is not live any more, for steps of other branches
             try:
-                await self._store_end(WAITING, body, None, entries)
+                await self._store_end(status, body, None, [*entries, *told])
             except BaseException:
                 self._is_suspended = False
                 raise
-            for name in ("status", "waits", "attempts", "step", "updated_at"):
+            for name in ("status", "waits", "outer", "attempts", "step", "updated_at"):
                 setattr(self.info, name, getattr(parked, name))
             self._tell_questions(questions)
             self._tell(END, usage=self.info.usage)
+        await timers.fire_outer(self._engine, self._key, told)
+
+    async def _outer_timers(self, status: str, info: RunInfo) -> list[EntryRecord]:
+        """Return the timer that tells the run around this one, which waits, that this one does not wait any more."""
+        if info.outer is None or status == WAITING:
+            return []
+        now = await store_now(self._engine)
+        return [outer_timer(self._engine.codec, self.id, info.outer, now, self._epoch)]
+
+    def _link(self) -> Outer | None:
+        """Return the run around this one, which must wait too, and how it learns that this one can continue."""
+        outer = self._outer
+        if outer is None or outer._engine is not self._engine or not (outer._is_live or outer._is_suspended):
+            return None
+        return Outer(outer.info.thread, outer.id, event_name(self.info.thread, self.id, *self._rank))
 
     def _tell_questions(self, names: Sequence[str]) -> None:
         for name in names:
@@ -656,7 +766,11 @@ class AsyncRun(AsyncContext):
                 RUN, self.id, lease.pack_run(self._engine, info), info.status,
                 epoch=self._epoch, fence=self._fence, revision=self._revision + 1, expect=before,
             )  # fmt: skip
-            also = (run,) if waiting is not None else self._ticketed(run, info, now)
+            told: list[EntryRecord] = []
+            also: Sequence[EntryRecord] = (run,)
+            if waiting is None:
+                told = await self._outer_timers(RELEASED, info)
+                also = (*self._ticketed(run, info, now), *told)
             try:
                 await self._engine.commit(Commit(self._key, entries=(*also, *entries)))
             except EntryHeld as error:
@@ -666,7 +780,8 @@ class AsyncRun(AsyncContext):
             self._revision += 1
             self.info.waits, self.info.status = info.waits, also[0].status
             self._tell_questions(questions)
-            return True
+        await timers.fire_outer(self._engine, self._key, told)
+        return True
 
     # Ending
 
@@ -699,10 +814,12 @@ class AsyncRun(AsyncContext):
 
     async def cancel(self) -> None:
         """End the run; nothing recovers it."""
+        self._ledger.check_in_time()
         await self._end(CANCELLED)
 
     async def release(self) -> None:
         """Give the run up, so that another process can recover it at once."""
+        self._ledger.check_in_time()
         await self._end(RELEASED, timeout_s=_ENDING_S)
 
     async def _end(
@@ -742,10 +859,11 @@ class AsyncRun(AsyncContext):
         changes: Iterable[str],
         also: Sequence[EntryRecord],
     ) -> None:
+        told = await self._outer_timers(ended.status, ended)
         for _ in range(_TRIES):
             waits = await self._waits.withdrawals(is_over=ended.status not in (RELEASED, WAITING))
             try:
-                await self._store_end(ended.status, body, timeout_s, [*waits, *also])
+                await self._store_end(ended.status, body, timeout_s, [*waits, *also, *told])
                 break
             except EntryHeld:  # a question of the run was answered in between
                 await self._waits.read()
@@ -756,6 +874,8 @@ class AsyncRun(AsyncContext):
         for name in ("status", "ended_at", "updated_at", "completed_phases", *changes):
             setattr(self.info, name, getattr(ended, name))
         self._tell(END, usage=ended.usage, error=ended.error if "error" in changes else None)
+        if ended.status != RELEASED:  # its process may be about to end: a worker does it then
+            await timers.fire_outer(self._engine, self._key, told)
 
     async def _store_end(
         self, status: str, body: bytes, timeout_s: float | None, waits: Sequence[EntryRecord] = ()
@@ -831,30 +951,43 @@ class AsyncRun(AsyncContext):
     async def __aenter__(self) -> Self:
         if not self._is_live:
             await self.start()
-        _blocks.set((*_blocks.get(), self.id))
+        _blocks.set((*_blocks.get(), self))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        around = tuple(id for id in _blocks.get() if id != self.id)
-        _blocks.set(around)
+        _blocks.set(tuple(run for run in _blocks.get() if run is not self))
+        for run in self._inside:
+            if self._is_live and _is_suspension(error, run.id):
+                error = await self._wait_for(run)
         if not self._is_live or not self._is_mine():
-            return self._is_suspended and _is_suspension(error, self.id) and self._is_outermost(around)
+            return await self._is_outermost() if _is_suspension(error, self.id) else False
         try:
             await self._end_by(error)
         finally:
             self._leave()
         return False
 
-    def _is_outermost(self, around: Sequence[str]) -> bool:
-        """Return True if this run, which waits, is in the block of no other live run. Raises ChildWaits."""
-        outer = next((id for id in reversed(around) if self._heart.find(id) is not None), None)
-        if outer is not None:
-            raise ChildWaits(
-                self.id, () if self.info.waits is None else self.info.waits.names, outer
-            ) from None
-        return True
+    async def _is_outermost(self) -> bool:
+        """Return True if this run, which waits, is in the block of no other run; suspend that otherwise.
+
+        Raises RunSuspended of the outer run, or ChildWaits if that is of another store and cannot wait for this one.
+        """
+        outer = self._outer
+        if not self._is_suspended or outer is None or not (outer._is_live or outer._is_suspended):
+            return self._is_suspended
+        if outer._engine is not self._engine:
+            raise ChildWaits(self.id, self.info.waits.names if self.info.waits else (), outer.id) from None
+        raise await outer._wait_for(self) from None
+
+    async def _wait_for(self, inner: AsyncRun) -> RunSuspended:
+        """Suspend this run because a run in its block waits; return what leaves the block of this one."""
+        assert inner.info.outer is not None
+        try:
+            await self._waits.wait_for_run(inner.id, inner.info.outer.event, inner._place)
+        except RunSuspended as suspended:
+            return suspended
 
     async def _end_by(self, error: BaseException | None) -> None:
         """End the run as its block was left."""
@@ -902,6 +1035,8 @@ class AsyncRun(AsyncContext):
             raise LeaseLost(self.info.thread, RUN, self.id, self._fence, None, self._lost_as)
         if self._is_live:
             return
+        if self._heart.is_closed:
+            raise StoreClosed
         if self._is_suspended:
             raise RunSuspended(self.id, () if self.info.waits is None else self.info.waits.names)
         if self.info.status == RUNNING and not self._has_begun:

@@ -23,7 +23,18 @@ from outlive.runs import attempts, lease, tickets, timers
 from outlive.runs.budget import Budget
 from outlive.runs.effect_keys import new_seed
 from outlive.runs.end import superseded
-from outlive.runs.lease import COMPLETED, FREE, LEFT, LOCK, RELEASED, RUN, RUNNING, UNFINISHED, RunInfo
+from outlive.runs.lease import (
+    COMPLETED,
+    FAILED,
+    FREE,
+    LEFT,
+    LOCK,
+    RELEASED,
+    RUN,
+    RUNNING,
+    UNFINISHED,
+    RunInfo,
+)
 from outlive.runs.owner import Owner
 from outlive.runs.thread_lock import TRIES, Claim, Place
 from outlive.threads.engine import Engine
@@ -47,6 +58,10 @@ class StartOptions:
     continues: bool = False  # an unfinished run of this place, of the same agent
     supersedes: bool = False  # it is cancelled instead
     budget: Budget | None = None  # replaces that of the record
+    outer: str | None = None  # the run in whose block it starts
+    inner: str | None = None  # the run that the outer one has waited for at this place of its code
+    inner_is_recent: bool = False  # in this very attempt: it is not begun again if it has ended meanwhile
+    others: frozenset[str] = frozenset()  # those that it has waited for at other places
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +138,8 @@ class Start:
         if info.trace is None:
             info.trace = self._engine.events.begin_trace(info.thread, info.id, info.agent)
         info.budget = self._options.budget or info.budget
+        if info.outer is not None and info.outer.run == self._options.outer:
+            info.outer = None  # it does not wait any more
         now = moment(self._engine.runtime.now())
         info.started_at = info.started_at or now
         info.attempts = attempts.begin(info.attempts, info.attempt, owner, now)
@@ -249,12 +266,24 @@ class Start:
         if not info.exclusive or place is None or place.status == FREE:
             return None
         last = lease.Lock.unpack(self._engine.codec, place).run
-        stored = None if last is None else await lease.find(self._engine, self._key, RUN, last)
+        stored = (
+            None
+            if last is None or last in self._options.others
+            else await lease.find(self._engine, self._key, RUN, last)
+        )
         if stored is None or stored.status not in UNFINISHED:
             return None
         run = lease.unpack_or_tell(self._engine.codec, self._key, stored)
         is_same = (run.agent, run.parent, run.namespace) == (info.agent, info.parent, info.namespace)
         return stored if run.is_readable and is_same else None
+
+    async def _inner(self) -> EntryRecord | None:
+        """Return the run that the outer run has waited for here, unless it failed or ended in an earlier attempt."""
+        id = self._options.inner
+        stored = None if id is None else await lease.find(self._engine, self._key, RUN, id)
+        if stored is None or stored.status in UNFINISHED:
+            return stored
+        return stored if self._options.inner_is_recent and stored.status != FAILED else None
 
     def _is_same(self, stored: EntryRecord) -> bool:
         """Tell whether a run has the prompt of this one, or this one has none."""
@@ -287,7 +316,7 @@ class Start:
         if self._options.is_fresh:
             return self._info._entry
         if self._options.continues:
-            stored = await self._unfinished()
+            stored = await self._inner() or await self._unfinished()
             return stored if stored is not None and self._is_same(stored) else None
         if not self._options.is_named:
             return await lease.find(self._engine, self._key, RUN, self._info.id)

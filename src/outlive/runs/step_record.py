@@ -54,7 +54,7 @@ class StepInfo:
     effect_key: str | None = None
     _began: int = 0  # microseconds, which cost less than a datetime for every step
     _ended: int = 0
-    kind: str = "step"  # or "ask", "wait", "sleep"
+    kind: str = "step"  # or "ask", "wait", "sleep", "run" (inside this one, and waiting)
 
     @property
     def began_at(self) -> dt.datetime:

@@ -31,6 +31,7 @@ from outlive.backend.paging import all_entries
 from outlive.errors import (
     AmbiguousStep,
     BadArgument,
+    BudgetSpent,
     StepMismatch,
     StepTimeout,
     StepUnfinished,
@@ -38,7 +39,6 @@ from outlive.errors import (
     well_formed,
 )
 from outlive.events import STEP_BEGIN, STEP_END
-from outlive.runs.budget import Budget
 from outlive.runs.effect_keys import (
     EffectKey,
     check_needs_no_key,
@@ -51,6 +51,7 @@ from outlive.runs.lease import STEP, RunInfo
 from outlive.runs.progress import Progress
 from outlive.runs.step_options import DEFAULTS, StepOptions, check_policy
 from outlive.runs.step_record import DONE, RAISED, STARTED, StepInfo
+from outlive.runs.wait_entry import unpack_known
 from outlive.threads.engine import Engine
 
 MAX_RESULT = 16 << 20  # bytes
@@ -90,6 +91,7 @@ class Writer(Protocol):
     def _rank(self) -> tuple[int, int]: ...
     def _check_live(self) -> None: ...
     def _check_budget(self) -> None: ...
+    async def _ask_for_more(self, spent: BudgetSpent, check: Callable[[], None]) -> None: ...
     def _tell(self, name: str, **details: Any) -> None: ...
     async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
 
@@ -179,14 +181,14 @@ class Ledger:
             with self._lock:
                 self._in_flight.pop(place, None)
 
-    def around(self) -> frozenset[tuple[str, str]]:
-        """Return the steps of this run that the caller is in."""
-        return frozenset((name, key) for ledger, name, key in _around.get() if ledger == id(self))
+    def around(self) -> frozenset[tuple[int, str, str]]:
+        """Return the steps that the caller is in, of all runs."""
+        return frozenset(_around.get())
 
-    def is_busy_outside(self, steps: frozenset[tuple[str, str]]) -> bool:
-        """Tell whether steps other than these are in flight."""
+    def is_busy_outside(self, steps: frozenset[tuple[int, str, str]]) -> bool:
+        """Tell whether steps of this run other than these are in flight."""
         with self._lock:
-            return bool(self._in_flight.keys() - steps)
+            return any((id(self), *place) not in steps for place in self._in_flight)
 
     async def _do(
         self,
@@ -215,9 +217,11 @@ class Ledger:
                 await self._write(known, DONE, value)
                 return value
         # 3. Call the function, if need be more than once.
-        self._run._check_budget()
-        if known is None and self._run.info.budget is not None:
-            self._count_new(place, self._run.info.budget)
+        try:
+            self._check_budget(place, is_new=known is None)
+        except BudgetSpent as spent:
+            check = functools.partial(self._check_budget, place, is_new=known is None)
+            await self._run._ask_for_more(spent, check)
         if not options.effect:
             check_needs_no_key(place[0], function, args, kwargs)
         call: Callable[[], Any] = functools.partial(function, *args, **kwargs)
@@ -253,8 +257,12 @@ class Ledger:
                 self._order[place] = self._begun
         return place
 
-    def _count_new(self, place: tuple[str, str], budget: Budget) -> None:
+    def _check_budget(self, place: tuple[str, str], *, is_new: bool) -> None:
         """Count a step towards the budget before it is called, as others may begin meanwhile. Raises BudgetSpent."""
+        self._run._check_budget()
+        budget = self._run.info.budget
+        if not is_new or budget is None:
+            return
         with self._lock:
             begun = sum(other not in self._steps for other in self._new)
             budget.check_step(self._run.id, len(self._steps) + begun)
@@ -413,8 +421,13 @@ def _ordered(value: Any) -> Any:
     return value
 
 
-async def read_steps(engine: Engine, key: ThreadKey, run_id: str, seed: bytes) -> list[tuple[int, StepInfo]]:
-    """Return the stored steps of a run with their numbers, in the order in which they began."""
+async def read_steps(
+    engine: Engine, key: ThreadKey, run_id: str, seed: bytes, *, opaque: bool = False
+) -> list[tuple[int, StepInfo]]:
+    """Return the stored steps of a run with their numbers, in the order in which they began.
+
+    With `opaque`, results of types that this process does not know stay packed.
+    """
     query = EntryQuery(key.tenant, STEP, thread=key, prefix=f"{run_id}\n", limit=_PAGE)
     steps: list[tuple[int, StepInfo]] = []
     for _, entry in await all_entries(engine.backend, query):
@@ -422,6 +435,10 @@ async def read_steps(engine: Engine, key: ThreadKey, run_id: str, seed: bytes) -
             name, step_key = entry.key[len(run_id) + 1 :].split("\n", 1)
             # An id may contain a line break: then the prefix also matches steps of other runs.
             if "\n" not in step_key:
-                fields = engine.codec.unpack(entry.body or b"")
+                fields = (
+                    unpack_known(engine.codec, entry.body)
+                    if opaque
+                    else engine.codec.unpack(entry.body or b"")
+                )
                 steps.append((entry.revision, StepInfo.unpack(name, step_key, entry.status, fields, seed)))
     return sorted(steps, key=lambda numbered: numbered[0])

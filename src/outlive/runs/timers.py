@@ -12,16 +12,19 @@ whose run has moved on only disappears.
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from outlive.backend import NEXT, WALL, Commit, EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.entries import TIMER
 from outlive.errors import Corrupt, EntryHeld, OutliveError
-from outlive.runs import wakes
+from outlive.runs import outer_run, wakes
 from outlive.runs.lease import WAITING, RunInfo, find
 from outlive.runs.store_clock import store_now
 from outlive.runs.wait_entry import EXPIRED, OPEN, put, read_run
+from outlive.runs.waiting import Outer
 from outlive.threads.engine import Engine
 from outlive.values import micros
 
@@ -95,6 +98,9 @@ async def fire_at(engine: Engine, thread: ThreadKey, due: int, run_id: str, name
 async def fire(engine: Engine, thread: ThreadKey, entry: EntryRecord) -> bool:
     """Remove a timer and do what it stands for, in one commit; False if it is not due or is gone."""
     due, run_id, name = _parse(thread, entry)
+    if name == wakes.OUTER:  # before it is removed: after a crash in between it is fired again
+        outer = outer_run.outer_of(engine.codec, thread, entry)
+        await tell_outer(engine, thread.tenant, outer)
     gone = EntryRecord(TIMER, entry.key, gone=True, expect=entry.rank, expect_lapsed=True)
     refusal: OutliveError | None = None
     for _ in range(_TRIES):
@@ -107,9 +113,22 @@ async def fire(engine: Engine, thread: ThreadKey, entry: EntryRecord) -> bool:
             refusal = error  # an answer came, or the run moved on: look again
             continue
         wakes.tell(engine, thread, changes)
+        await fire_outer(engine, thread, changes)
         return True
     assert refusal is not None
     raise refusal
+
+
+async def tell_outer(engine: Engine, tenant: str, outer: Outer) -> None:
+    """Wake the run around a run, and the run around that."""
+    await fire_outer(engine, *await outer_run.tell(engine, tenant, outer))
+
+
+async def fire_outer(engine: Engine, thread: ThreadKey, entries: Iterable[EntryRecord]) -> None:
+    """Fire the timers of a commit that tell outer runs; what fails is left to workers."""
+    for entry in outer_run.outer_timers(entries):
+        with contextlib.suppress(OutliveError):
+            await fire_at(engine, thread, *_parse(thread, entry))
 
 
 async def _changes(engine: Engine, thread: ThreadKey, due: int, run_id: str, name: str) -> list[EntryRecord]:
@@ -117,6 +136,8 @@ async def _changes(engine: Engine, thread: ThreadKey, due: int, run_id: str, nam
     if run is None:
         return []
     now = await store_now(engine)
+    if name == wakes.OUTER:
+        return []
     if name == OF_RUN:
         return wakes.wake_at(engine.codec, thread, run, due, now)
     wait = waits.get(name)

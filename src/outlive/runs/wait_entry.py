@@ -27,14 +27,14 @@ from typing import Any
 from outlive.backend import ABSENT, NEXT, EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.entries import WAIT
 from outlive.backend.paging import all_entries
-from outlive.errors import BadArgument, well_formed
+from outlive.errors import BadArgument, TypeChanged, UnknownTag, well_formed
 from outlive.format.codec import Codec
 from outlive.runs.lease import RUN, find
-from outlive.runs.waiting import Mode
+from outlive.runs.waiting import INNER_PREFIX, Mode
 from outlive.threads.engine import Engine
 
 OPEN, ANSWERED, EXPIRED, WITHDRAWN = "open", "answered", "expired", "withdrawn"
-QUESTION, EVENT, SLEEP = "question", "event", "sleep"
+QUESTION, EVENT, SLEEP, INNER = "question", "event", "sleep", "run"  # INNER: a run in the block of this one
 STATUSES = (OPEN, ANSWERED, EXPIRED, WITHDRAWN)
 MAX_BODY = 1 << 20  # bytes
 _ROOM = 1 << 16  # bytes that a question leaves for its answer
@@ -76,6 +76,13 @@ class Wait:
         return self.status == OPEN and 0 < self.due_at <= now
 
     @property
+    def inner_run(self) -> str | None:
+        """The id of the run in the block of this one that it waits for."""
+        payload = self.payload
+        is_inner = self.type == INNER and isinstance(payload, list) and payload
+        return payload[0] if is_inner and isinstance(payload[0], str) else None
+
+    @property
     def rank(self) -> tuple[int, int, int]:
         return ABSENT if self.entry is None else self.entry.rank
 
@@ -87,10 +94,11 @@ _FIELDS = (
 
 
 def check_asked_name(name: object) -> str:
-    """Return the name of something that can be answered: not that of a sleep. Raises BadArgument."""
-    if isinstance(name, str) and name.startswith(("sleep#", "sleep=")):
+    """Return the name of something that can be answered: not that of a sleep or an inner run. Raises BadArgument."""
+    if isinstance(name, str) and name.startswith(("sleep#", "sleep=", INNER_PREFIX)):
         raise BadArgument(
-            f"names that begin with 'sleep#' or 'sleep=' are those of sleeps, not {name!r:.100}"
+            "names that begin with 'sleep#' or 'sleep=' are those of sleeps, and with 'run=' those of runs inside a "
+            f"run, not {name!r:.100}"
         )
     return check_name(name)
 
@@ -150,6 +158,14 @@ def unpack_wait(codec: Codec, thread: str, entry: EntryRecord, *, opaque: bool =
         known = {key: fields[key] for key in _FIELDS}
         known["group"] = tuple(known["group"])
         return Wait(name, status=entry.status, entry=entry, **known)
+
+
+def unpack_known(codec: Codec, body: bytes | None) -> Any:
+    """Return a stored value; if it has types that this process does not know, those of all registered types stay packed."""
+    try:
+        return codec.unpack(body or b"")
+    except (UnknownTag, TypeChanged):
+        return codec.unpack(body or b"", opaque=True)
 
 
 async def read_waits(engine: Engine, key: ThreadKey, run_id: str, *, opaque: bool = False) -> dict[str, Wait]:

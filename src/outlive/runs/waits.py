@@ -18,10 +18,11 @@ which it ends is stored first, so that after a crash only the rest of it is slep
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from outlive.arguments import check_seconds
 from outlive.backend import EntryRecord, Receipt, ThreadKey
@@ -44,6 +45,7 @@ from outlive.runs.wait_entry import (
     ANSWERED,
     EVENT,
     EXPIRED,
+    INNER,
     OPEN,
     QUESTION,
     SLEEP,
@@ -67,6 +69,8 @@ _GRACE_S = 0.01  # for other branches that are about to begin, before the run is
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0  # between looks for answers while other branches work
 _TRIES = 20
 _MAX_REASON = 500  # characters
+
+Around = frozenset[tuple[int, str, str]]  # steps: (id of the ledger, name, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +101,14 @@ class _Call:
     group: Group
     timeout_s: float | None
     due: int  # 0: by timeout_s
-    steps: frozenset[tuple[str, str]]  # that it is in: they do nothing but wait
+    steps: Around  # that it is in, of this and other runs: they do nothing but wait
     asks_again: bool  # what nobody answered, and by which an attempt failed
     is_parked: bool = False
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The run in the block of this one that it waits for. Such a call never returns: that block must be entered again."""
+        return tuple(each.payload[0] for each in self.asked if each.type == INNER)
 
     def deadline(self, now: int) -> int:
         return self.due or (0 if self.timeout_s is None else now + int(self.timeout_s * 1e6))
@@ -111,13 +120,15 @@ class Branches(Protocol):
     def number(self, name: str, key: str) -> int: ...
     def count(self, name: str) -> int: ...
     def effect_key(self) -> str: ...
-    def around(self) -> frozenset[tuple[str, str]]: ...
-    def is_busy_outside(self, steps: frozenset[tuple[str, str]]) -> bool: ...
+    def around(self) -> Around: ...
+    def is_busy_outside(self, steps: Around) -> bool: ...
     def occupied(self, name: str) -> AbstractContextManager[None]: ...
 
 
 class Suspendable(Protocol):
     """The run that waits."""
+
+    _waits: Waits
 
     info: RunInfo
 
@@ -134,9 +145,23 @@ class Suspendable(Protocol):
     @property
     def _is_suspended(self) -> bool: ...
     def _check_live(self) -> None: ...
+    @property
+    def _outer(self) -> Suspendable | None:
+        """The run in whose block this one is."""
+        ...
+
+    def _runs_inside(self) -> Sequence[Suspendable]:
+        """Return the live runs in the block of this one."""
+        ...
+
     async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
     async def _suspend(
-        self, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str] = ()
+        self,
+        waiting: Waiting,
+        entries: Sequence[EntryRecord],
+        questions: Sequence[str] = (),
+        *,
+        is_ready: bool = False,
     ) -> None: ...
     async def _suspend_also(
         self,
@@ -182,6 +207,28 @@ class Waits:
         asked = self._asked(name, type, payload, schema)
         waits = await self._settled([asked], "all", timeout_s, default)
         return self._value(asked, waits[name], default)
+
+    async def ask_next(self, name: str, payload: Any, schema: Any) -> Any:
+        """Return the answer to the first question of a series, "name", "name#2" and so on, that was not asked and answered.
+
+        After the answer None, no more is asked in this attempt.
+        """
+        number = 1 + sum(1 for _ in self.answers(name))
+        last = self._known.get(_numbered(name, number - 1))
+        if last is not None and last.value is None and last.attempt == self._run.info.attempt:
+            return None
+        wait = self._known.get(_numbered(name, number))
+        if wait is not None and wait.status == OPEN:
+            payload = wait.payload  # as it was when it was first asked
+        return await self.ask(_numbered(name, number), payload, schema, None, MISSING)
+
+    def answers(self, name: str) -> Iterator[Any]:
+        """Iterate over the answers to a series of questions."""
+        for number in itertools.count(1):
+            wait = self._known.get(_numbered(name, number))
+            if wait is None or wait.status != ANSWERED or wait.digest is None:
+                return
+            yield wait.value
 
     async def wait(self, name: str, timeout_s: float | None, default: Any) -> Any:
         """Return what an event brought."""
@@ -260,6 +307,24 @@ class Waits:
                 await self._run._engine.runtime.sleep((due - now) / 1e6)
         self._known[asked.name] = replace(wait, status=EXPIRED)  # nothing is left to withdraw
 
+    async def wait_for_run(self, run_id: str, event: str, place: Sequence[Any]) -> NoReturn:
+        """Suspend this run until the run that waits in its block can continue. Raises RunSuspended.
+
+        If that can continue already, this run is released instead of waiting: its code must enter the block again.
+        """
+        payload = [run_id, *place]
+        await self._settled([_Asked(event, INNER, payload, None, None, b"")], "all", None, None)
+        raise RunSuspended(self._run.id)
+
+    def runs_inside(self) -> dict[str, tuple[list[Any], bool]]:
+        """Return the runs in the block of this one that it has waited for: where each began, and whether in this attempt."""
+        waits = sorted(self._known.values(), key=lambda wait: wait.order)
+        return {
+            wait.inner_run: (wait.payload[1:], wait.attempt == self._run.info.attempt)
+            for wait in waits
+            if wait.inner_run is not None
+        }
+
     # Checks
 
     def _questions(self, questions: object) -> list[_Asked]:
@@ -289,14 +354,20 @@ class Waits:
 
     def _check_no_effect(self, asked: Sequence[_Asked]) -> None:
         """Raise BadArgument inside an effect: a wait there would be taken for a crash in its middle."""
-        try:
-            self._run._branches.effect_key()
-        except NoEffect:
+        if not self.is_in_effect():
             return
         raise BadArgument(
             f"{asked[0].name!r} of run {self._run.id!r} would wait inside a step with effect=True, which could not "
             "tell a wait from a crash; ask before or after the step, and pass the answer to it"
         )
+
+    def is_in_effect(self) -> bool:
+        """Tell whether the caller is inside an effect, of this run or of one around it."""
+        try:
+            self._run._branches.effect_key()
+        except NoEffect:
+            return self._run._outer is not None and self._run._outer._waits.is_in_effect()
+        return True
 
     def _check_same(self, asked: Sequence[_Asked]) -> None:
         for each in asked:
@@ -340,12 +411,12 @@ class Waits:
             try:
                 # 2. The run is suspended by another branch: its record gets this group too.
                 if run._is_suspended:
-                    waiting = None if is_met else _waiting([group], entries, now)
+                    waiting = None if is_met else _waiting([group], entries, now, call.runs)
                     if await run._suspend_also(waiting, entries, now, self._unanswered(asked)):
                         break
                     continue
                 # 3. All that is needed is there. (An early answer is bound to its question.)
-                if is_met:
+                if is_met and not call.runs:
                     await self._bind(asked, group)
                     return {
                         name: self._known.get(name) or Wait(name, status=WITHDRAWN) for name in group.names
@@ -371,7 +442,7 @@ class Waits:
                 pass  # by another branch, in between: join it
         else:
             raise StoreBusy(f"the questions of run {run.id!r} were changed at each attempt to ask; try again")
-        raise RunSuspended(run.id, group.names)
+        raise RunSuspended(run.id, () if call.runs else group.names)
 
     def _ask_again(self, call: _Call) -> None:
         """Open what an earlier attempt failed by, unless there is a default now."""
@@ -385,9 +456,16 @@ class Waits:
         entries = {(entry.kind, entry.key): entry for each in calls for entry in self._entries(each, now)}
         groups, others = self._others_waiting(calls, now)
         entries.update(((entry.kind, entry.key), entry) for entry in others)
-        waiting = _waiting([*(each.group for each in calls), *groups], list(entries.values()), now)
+        runs = [id for each in calls for id in each.runs]
+        runs += [
+            wait.inner_run
+            for wait in self._known.values()
+            if wait.inner_run is not None and Group(wait.group, wait.mode) in groups
+        ]
+        waiting = _waiting([*(each.group for each in calls), *groups], list(entries.values()), now, runs)
         questions = dict.fromkeys(name for each in calls for name in self._unanswered(each.asked))
-        await self._run._suspend(waiting, list(entries.values()), list(questions))
+        is_ready = any(each.runs and self._is_met(each) for each in calls)
+        await self._run._suspend(waiting, list(entries.values()), list(questions), is_ready=is_ready)
         for each in calls:
             each.is_parked = True
 
@@ -433,7 +511,7 @@ class Waits:
                 look_s, unseen_s = min(_LONGEST_LOOK_S, 2 * look_s), 0.0
                 await self.read()
                 await self._expire(call.group)
-            if run._is_suspended or call.is_parked or self._is_met(call):
+            if run._is_suspended or call.is_parked or (self._is_met(call) and not call.runs):
                 return False
             run._check_live()
         await self.read()
@@ -456,9 +534,16 @@ class Waits:
     def _is_busy_now(self, call: _Call) -> bool:
         """Tell whether another branch is in a step that does not itself wait, or has what it waits for."""
         calls = tuple(self._calls)
-        waiting = frozenset[tuple[str, str]]().union(*(each.steps for each in calls))
+        return self._has_steps() or any(
+            self._is_met(other) for other in calls if other is not call and not other.runs
+        )
+
+    def _has_steps(self, around: Around = frozenset()) -> bool:
+        """Tell whether steps that do not wait are in flight, of this run or of runs in its block."""
+        waiting = around.union(*(each.steps for each in tuple(self._calls)))
+        inside = (run._waits for run in self._run._runs_inside())
         return self._run._branches.is_busy_outside(waiting) or any(
-            self._is_met(other) for other in calls if other is not call
+            waits._has_steps(waiting) for waits in inside
         )
 
     def _others_waiting(self, calls: Sequence[_Call], now: int) -> tuple[list[Group], list[EntryRecord]]:
@@ -467,17 +552,21 @@ class Waits:
         They may not have come to ask again yet. An answer to them must wake the run all the same.
         """
         names = {name for call in calls for name in call.group.names}
+        runs = {id for call in calls for id in call.runs}
         waits = [
             wait
             for wait in self._known.values()
-            if wait.status == OPEN and wait.name not in names and (wait.type != SLEEP or wait.due_at > now)
+            if wait.status == OPEN
+            and wait.name not in names
+            and (wait.type != SLEEP or wait.due_at > now)
+            and wait.inner_run not in runs
         ]
         groups = dict.fromkeys(Group(wait.group, wait.mode) for wait in waits)
         return list(groups), [entry for wait in waits for entry in self._asking(wait)]
 
     def _unanswered(self, asked: Sequence[_Asked]) -> list[str]:
         """Return the names of the questions and events that the run waits for from now on."""
-        return [each.name for each in asked if each.type != SLEEP and not self._has_answer(each)]
+        return [each.name for each in asked if each.type in (QUESTION, EVENT) and not self._has_answer(each)]
 
     # Entries
 
@@ -492,7 +581,15 @@ class Waits:
             is_open = known is not None and known.status == OPEN
             wait = known if is_open and known is not None else self._opened(each, group, due, now)
             entries += self._asking(replace(wait, group=group.names, mode=group.mode))
-        return entries
+        return entries + self._withdrawals(self._former_waits(call))
+
+    def _former_waits(self, call: _Call) -> list[Wait]:
+        """Return open waits for the same run, which has continued since and waits again."""
+        return [
+            wait
+            for wait in self._known.values()
+            if wait.status == OPEN and wait.inner_run in call.runs and wait.name not in call.group.names
+        ]
 
     def _asking(self, wait: Wait) -> list[EntryRecord]:
         """Return the entries of an open wait: its own, and its timer."""
@@ -595,7 +692,13 @@ def _refusal(asked: _Asked, wait: Wait) -> str | None:
     return None
 
 
-def _waiting(groups: Sequence[Group], entries: Sequence[EntryRecord], now: int) -> Waiting:
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}#{number}"
+
+
+def _waiting(
+    groups: Sequence[Group], entries: Sequence[EntryRecord], now: int, runs: Sequence[str]
+) -> Waiting:
     """Return why a run waits, from the groups and the entries of the commit that parks it."""
-    due = [moment(entry.until) for entry in entries if entry.kind == TIMER]
-    return Waiting("answers", moment(now), min(due, default=None), tuple(groups))
+    due = [moment(entry.until) for entry in entries if entry.kind == TIMER and not entry.gone]
+    return Waiting("answers", moment(now), min(due, default=None), tuple(groups), tuple(dict.fromkeys(runs)))

@@ -10,16 +10,20 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping
 
-from outlive.backend import NEXT, EntryRecord, ThreadKey
+from outlive.backend import NEXT, WALL, EntryRecord, ThreadKey
+from outlive.backend.entries import TIMER
 from outlive.errors import well_formed
 from outlive.events import WAKE, Event
 from outlive.format.codec import Codec
 from outlive.runs import tickets
 from outlive.runs.lease import RELEASED, RUN, WAITING
 from outlive.runs.wait_entry import ANSWERED, EXPIRED, Wait
-from outlive.runs.waiting import Waiting
+from outlive.runs.waiting import INNER_PREFIX as INNER_PREFIX
+from outlive.runs.waiting import Outer, Waiting
 from outlive.threads.engine import Engine
 from outlive.values import moment
+
+OUTER = f"{INNER_PREFIX}outer"  # the name of the timer that tells an outer run
 
 
 def wake(
@@ -27,7 +31,7 @@ def wake(
 ) -> list[EntryRecord]:
     """Return what the settled wait `name` changes of its run: nothing, its rank, or its status."""
     parked = _parked(codec, key, run)
-    if parked is None or name not in parked.waiting.names:
+    if parked is None or name not in parked.waiting._all_names:
         return []
     answered = [wait.name for wait in waits.values() if wait.status == ANSWERED]
     expired = [wait.name for wait in waits.values() if wait.status == EXPIRED]
@@ -51,11 +55,25 @@ def tell(engine: Engine, key: ThreadKey, entries: Iterable[EntryRecord]) -> None
             engine.events.emit(Event(WAKE, key.id, run=entry.key, status=RELEASED))
 
 
+def outer_timer(codec: Codec, run_id: str, outer: Outer, due: int, epoch: int) -> EntryRecord:
+    """Return the timer that tells the run around a run that this one has left its wait (`outer_run.py`)."""
+    key, body = f"{due:020d}\n{run_id}\n{OUTER}", codec.pack(outer.pack())
+    return EntryRecord(TIMER, key, body, epoch=epoch, fence=NEXT, until=due, clock=WALL)
+
+
 class _Parked:
     """A run that waits, as far as it must be read to wake it."""
 
-    def __init__(self, codec: Codec, run: EntryRecord, waiting: Waiting, errand: tickets.Errand) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        run: EntryRecord,
+        waiting: Waiting,
+        errand: tickets.Errand,
+        outer: Outer | None,
+    ) -> None:
         self._codec = codec
+        self._outer = outer
         self._run = run
         self._errand = errand
         self.waiting = waiting
@@ -63,7 +81,10 @@ class _Parked:
     def release(self, now: int) -> list[EntryRecord]:
         run = self._run
         entry = EntryRecord(RUN, run.key, None, epoch=run.epoch, fence=NEXT, expect=run.rank)
-        return list(tickets.released(self._codec, entry, self._errand, now))
+        entries = list(tickets.released(self._codec, entry, self._errand, now))
+        if self._outer is not None:
+            entries.append(outer_timer(self._codec, run.key, self._outer, now, run.epoch))
+        return entries
 
 
 def _parked(codec: Codec, key: ThreadKey, run: EntryRecord) -> _Parked | None:
@@ -74,4 +95,5 @@ def _parked(codec: Codec, key: ThreadKey, run: EntryRecord) -> _Parked | None:
         waiting = Waiting.unpack(fields["waits"])
         if not isinstance(waiting.since, dt.datetime):
             raise TypeError("a moment must be a datetime")
-        return _Parked(codec, run, waiting, tickets.Errand.stored(fields))
+        outer = None if fields.get("outer") is None else Outer.unpack(fields["outer"])
+        return _Parked(codec, run, waiting, tickets.Errand.stored(fields), outer)

@@ -31,6 +31,7 @@ from typing import Any, Protocol
 from outlive.backend import ThreadKey, Watch
 from outlive.errors import Corrupt, OutliveError, StoreClosed, StoreError
 from outlive.runs import tickets
+from outlive.runs.attempts import count_releases
 from outlive.runs.lease import RELEASED, RUN, RunInfo, find, unpack_or_tell
 from outlive.runs.lock import AsyncLock
 from outlive.runs.queue import Place, Queue, place_of
@@ -48,6 +49,7 @@ _LONGEST_S = 60.0  # between looks while the store cannot be reached
 _FULL_S = 0.25  # between looks while an agent has no free slot
 _TIMERS_S = 0.1  # from a wake to a look at the timers
 _WATCH_S = 0.25  # the longest wait of a watch: so long may `run()` take to return
+_MOST_DOUBLINGS = 8  # of the pause after a release
 _GIVE_BACK_S = 5.0  # for tasks that were cancelled to end
 
 
@@ -332,15 +334,19 @@ class AsyncWorker:
                 await tickets.drop(engine, ticket)
             return
         outcome: Outcome = "skipped"
+        releases = 0
         try:
             info = unpack_or_tell(engine.codec, ticket.thread, stored)
+            releases = count_releases(
+                info.attempts
+            )  # in a row: a handler that only releases is called ever more seldom
             outcome = await self._recovery.take(ticket.thread, info, is_fresh=True)
         finally:
             place = place_of(ticket)
             if outcome == "busy":
                 queue.refused(ticket)
             elif outcome != "worked":
-                queue.avoid(ticket.run_id, self._options.interval_s)
+                queue.avoid(ticket.run_id, self._options.interval_s * 2 ** min(releases, _MOST_DOUBLINGS))
             elif place is not None:
                 queue.left(place)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import threading
 import weakref
@@ -28,12 +29,14 @@ from outlive.runtime.runtime import (
     SyncRuntime,
     Task,
     Ticker,
+    Undo,
     Work,
     call_in_thread,
     warn_of_failure,
 )
 
 T = TypeVar("T")
+_UNSET = object()
 
 
 class Stay:
@@ -211,6 +214,13 @@ class _LoopMutex:
             self._lock.release()
 
 
+def _take_over(context: contextvars.Context) -> None:
+    """Set the context variables that work in another task has set."""
+    for variable, value in context.items():
+        if variable.get(_UNSET) is not value:
+            variable.set(value)
+
+
 async def _result_of(future: Future[Any]) -> Any:
     """Wait for a thread. A coroutine that it returns when nobody waits any more is closed."""
     try:
@@ -255,14 +265,20 @@ class AsyncRuntime(SyncRuntime):
     def bell(self) -> Signal:
         return _LoopBell()
 
-    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.get_running_loop().create_task(work)
-        while True:
+    async def shielded(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+        context, cancellation = contextvars.copy_context(), None
+        task = asyncio.get_running_loop().create_task(work, context=context)
+        while not task.done():
             try:
-                return await asyncio.shield(task)
-            except asyncio.CancelledError:
-                if task.done():
-                    raise
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancellation = error
+        _take_over(context)
+        if cancellation is None:
+            return task.result()
+        if undo is not None and not task.cancelled() and task.exception() is None:
+            await self.shielded(undo(task.result()))
+        raise cancellation from (None if task.cancelled() else task.exception())
 
     async def each(self, name: str, works: Sequence[Work], limit: int) -> None:
         todo, errors = list(reversed(works)), list[Exception]()

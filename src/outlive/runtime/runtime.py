@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, object]]
+Undo = Callable[[T], Coroutine[Any, Any, None]]
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -139,8 +140,8 @@ class Runtime(Protocol):
         """Return a signal that one task or thread waits for and another sets."""
         ...
 
-    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Finish `work` even if the caller is cancelled."""
+    async def shielded(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+        """Finish `work` even if the caller is cancelled; then `undo` what it returned, and raise the cancellation."""
         ...
 
     async def each(self, name: str, works: Sequence[Work], limit: int) -> None:
@@ -312,7 +313,7 @@ class SyncRuntime:
     def bell(self) -> Signal:
         return _ThreadBell()
 
-    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
+    async def shielded(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
         return await work
 
     async def each(self, name: str, works: Sequence[Work], limit: int) -> None:

@@ -14,6 +14,7 @@ from outlive.errors import BadArgument
 from outlive.runs.effect_keys import EffectKey
 from outlive.runs.lease import RunInfo
 from outlive.runs.lock import AsyncLock
+from outlive.runs.options import RunOptions
 from outlive.runs.waiting import MISSING
 from outlive.runtime.runtime import run_now
 from outlive.runtime.wrong_mode import SyncContext
@@ -213,6 +214,13 @@ class Run(SyncContext):
         Raises Unencodable, BadArgument for a chunk that is too large, and LeaseLost.
         """
         run_now(self._run.emit(chunk))
+
+    def child(self, thread_id: str, **options: Unpack[RunOptions]) -> Run:
+        """Return a run inside this one: `with run.child("notes", agent="writer") as child`.
+
+        The options are those of `store.run`; its parent is this run. A child that waits makes this run wait too.
+        """
+        return Run(self._run.child(thread_id, **options))
 
     @overload
     def ask(

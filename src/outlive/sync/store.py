@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.retention.policy import Retain, Swept
     from outlive.runs.attempts import Attempt
     from outlive.runs.questions import QuestionInfo
-    from outlive.runs.recovery import Policy, Recovered
+    from outlive.runs.recovery import Pass, Policy, Recovered, Recovery
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
     from outlive.runs.step_record import StepInfo
@@ -160,7 +160,8 @@ class Store(SyncContext):
     def steps(self, run_id: str, *, thread: str | None = None) -> list[StepInfo]:
         """Return the stored steps of a run, in the order in which they began; the run may be alive elsewhere.
 
-        Questions, events and sleeps are among them; `kind` tells what each is.
+        Questions, events, sleeps and waits for runs inside it are among them; `kind` tells what each is. Values of
+        types that this process does not know stay packed.
 
         `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
         """
@@ -299,8 +300,8 @@ class Store(SyncContext):
     ) -> Worker:
         """Return a worker, which claims submitted, woken and dead runs: `store.worker(handlers).run()`.
 
-        handlers:      maps an agent, or "*" for all others, to a function that is called with its run. Plain
-                       functions are called in threads.
+        handlers:      maps an agent, or "*" for all others, to a function that is called with its run. An async
+                       store calls a plain function in a thread, with a sync run.
         concurrency:   how many runs it works on at a time
         interval_s:    how often it looks for dead runs; submitted and woken runs are noticed at once
         limits:        how many runs of an agent all workers of this store together work on: `{"planner": 2}`
@@ -343,7 +344,7 @@ class Store(SyncContext):
         """Resume every dead run: `store.recover({"planner": resume_planner})`.
 
         handlers:        maps an agent to a function that is called with its run; None is for runs without an agent,
-                         "*" for all others
+                         "*" for all others. An async store calls a plain function in a thread, with a sync run.
         concurrency:     how many runs are resumed at a time; each belongs to exactly one process and one handler.
                          A sync store resumes each in a thread, or with 1 in the calling thread.
         policy:          "resume" (default), or "hold": skip runs that another `code_version` has started
@@ -473,6 +474,11 @@ class Store(SyncContext):
         When a part fails, everything else is stored and released first; several errors are raised as one SeveralFailed.
         """
         run_now(self._store.close())
+
+    def _recovery(
+        self, handlers: Handlers, policy: Policy, code_version: str | None, shared: Pass
+    ) -> Recovery:
+        return self._store._recovery(_with_sync_runs(handlers), policy, code_version, shared)
 
 
 def _with_sync_runs(handlers: Handlers) -> dict[Any, Callable[[AsyncRun], Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import datetime as dt
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Unpack, overload
 
 from outlive.arguments import (
@@ -83,6 +84,7 @@ class ThreadStore(Protocol):
     def _delayed(self, key: ThreadKey) -> SaveQueue: ...
     async def _flush_queue(self, key: ThreadKey) -> None: ...
     async def _touch(self, key: ThreadKey) -> None: ...
+    def _deleting(self, key: ThreadKey) -> AbstractAsyncContextManager[None]: ...
 
 
 class AsyncThread(Generic[S]):
@@ -459,7 +461,8 @@ class AsyncThread(Generic[S]):
         """Delete the thread in all namespaces; False when it did not exist. `erase` leaves no byte in the files."""
         await self._flush_queue()
         removal = Removal(everything=True, erase=erase)
-        receipt = await self._engine.commit(Commit(self._key, removal=removal))
+        async with self._store._deleting(self._key):
+            receipt = await self._engine.commit(Commit(self._key, removal=removal))
         self._engine.cache.drop(self._key.digest)
         return receipt.removed > 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outlive.arguments import is_async
 from outlive.cli.command import argument, command, flag, option
 from outlive.cli.commands.runs import thread_option
 from outlive.cli.config import open_arguments
@@ -115,7 +115,7 @@ def recover(call: Call, handlers: str | None, dry_run: bool, **options: Any) -> 
 
     with divert_output(call):
         loaded = load_handlers(handlers)
-        if any(map(inspect.iscoroutinefunction, loaded.values())):
+        if any(map(is_async, loaded.values())):
             with call.open(writes=True):  # checks the store, and names it in the answer
                 pass
             report = asyncio.run(_recover_async(call, loaded, options))
@@ -255,7 +255,7 @@ def _resume(call: Call, text: str, thread: str | None, handlers_text: str) -> No
     if handler is None:
         raise BadArgument(f"{handlers_text} has no handler for agent {run.agent!r}, and none for '*'")
     with divert_output(call):
-        if inspect.iscoroutinefunction(handler):
+        if is_async(handler):
             ended = asyncio.run(_call_async(call, run, handler))
         else:
             ended = _call(call, run, handler)

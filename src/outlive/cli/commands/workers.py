@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import inspect
 import json
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from outlive.arguments import is_async
 from outlive.cli.command import argument, command, flag, namespace_option, option, parse_filters
 from outlive.cli.commands.recover import (
     divert_output,
@@ -187,7 +187,7 @@ def worker(
 
     with divert_output(call):
         loaded = load_handlers(handlers)
-        if any(map(inspect.iscoroutinefunction, loaded.values())):
+        if any(map(is_async, loaded.values())):
             with call.open(writes=True, creates=True):  # checks the store
                 log.begin(loaded, options["concurrency"])
             asyncio.run(_work_async(call, loaded, options, log))

@@ -169,7 +169,12 @@ def wait_item(waits: Waiting) -> dict[str, Any]:
         "since": _iso(waits.since),
         "until": _iso(waits.until),
         "names": list(waits.names),
-        "groups": [{"names": list(group.names), "mode": group.mode} for group in waits.groups],
+        "groups": [
+            {"names": list(group.names), "mode": group.mode}
+            for group in waits.groups
+            if set(group.names) <= set(waits.names)
+        ],
+        "runs": list(waits.runs),
     }
 
 
