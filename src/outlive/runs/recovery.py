@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from outlive.backend import EntryCursor, EntryQuery, ThreadKey
+from outlive.backend import Commit, EntryCursor, EntryQuery, Receipt, ThreadKey
 from outlive.errors import (
     BadArgument,
     Corrupt,
@@ -56,7 +56,7 @@ from outlive.values import matches, moment
 Handler = Callable[[AsyncRun], Any]
 Handlers = Mapping[str, Handler] | Mapping[str | None, Handler]  # by agent
 Policy = Literal["resume", "hold"]
-Outcome = Literal["worked", "given_back", "busy", "skipped"]
+Outcome = Literal["worked", "given_back", "busy", "lost", "skipped"]
 _PAGE = 200
 _PRIMARY_UNREACHABLE = (
     "the primary store cannot be reached, so a live run cannot be told from a dead one; "
@@ -189,6 +189,15 @@ async def find_dead(
             live.append(run)
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A released run that this process is about to claim."""
+
+    info: RunInfo
+    run: AsyncRun
+    commit: Commit
+
+
 class Recovery:
     """One pass over the dead runs of a store."""
 
@@ -259,10 +268,10 @@ class Recovery:
     async def take(self, key: ThreadKey, info: RunInfo, *, is_fresh: bool = False) -> Outcome:
         """Claim one run and call its handler; `is_fresh`: it was read a moment ago.
 
-        "busy": another process holds the run or its place; "given_back": the handler released it;
-        "skipped": the report says why.
+        "lost": another process has the run; "busy": its place is held; "given_back": the handler
+        released it; "skipped": the report says why.
         """
-        handler = self._handlers.get(info.agent) or self._handlers.get("*")
+        handler = self._handler(info)
         if not info.is_readable:
             self._skip(info, "unreadable", str(info.error))
         elif self.refuses_all:
@@ -276,8 +285,34 @@ class Recovery:
         elif info.status == RUNNING and info.backoff_s is not None:
             await self._back_off(key, info)
         else:
-            return await self._hand_over(info, handler, is_fresh)
+            run = self._resume(info, is_fresh=is_fresh)
+            return await self._hand_over(info, run, handler, run.start)
         return "skipped"
+
+    def _handler(self, info: RunInfo) -> Handler | None:
+        return self._handlers.get(info.agent) or self._handlers.get("*")
+
+    async def offer(self, info: RunInfo) -> Offer | None:
+        """Return how a released run is claimed, for `work`; None: leave it to `take`.
+
+        Raises RunBusy, ThreadBusy.
+        """
+        is_taken = info.is_readable and not self.refuses_all and self._handler(info) is not None
+        if not is_taken or self.is_other_code(info.code_version) or _failures(info) >= info.max_attempts:
+            return None
+        run = self._resume(info, is_fresh=True)
+        try:
+            return Offer(info, run, await run._offer())
+        except (KeyMissing, StoreClosed, StoreUnavailable, RunBusy, ThreadBusy):
+            raise
+        except Exception:  # noqa: BLE001  # nothing was claimed; `take` reports what is wrong
+            return None
+
+    async def work(self, offer: Offer, receipt: Receipt) -> Outcome:
+        """Call the handler of a run that was claimed."""
+        handler = self._handler(offer.info)
+        assert handler is not None
+        return await self._hand_over(offer.info, offer.run, handler, lambda: offer.run._accept(receipt))
 
     def _skip(self, info: RunInfo, code: SkipCode, message: str) -> None:
         self._add("skipped", SkippedRun(info, code, message))
@@ -313,13 +348,14 @@ class Recovery:
             info, "backing_off", f"its process died; the next attempt is due at {moment(due):%H:%M:%S} UTC"
         )
 
-    async def _hand_over(self, info: RunInfo, handler: Handler, is_fresh: bool) -> Outcome:
-        run = self._resume(info, is_fresh=is_fresh)
+    async def _hand_over(
+        self, info: RunInfo, run: AsyncRun, handler: Handler, start: Callable[[], Awaitable[object]]
+    ) -> Outcome:
         try:
-            await run.start()
-        except (RunBusy, ThreadBusy):
+            await start()
+        except (RunBusy, ThreadBusy) as error:
             self._add("waiting", info)
-            return "busy"
+            return "lost" if isinstance(error, RunBusy) else "busy"
         except (KeyMissing, StoreClosed, StoreUnavailable):
             raise  # the other runs would fail in the same way
         except Exception as error:  # noqa: BLE001  # start() gave this run back; try the others

@@ -67,7 +67,7 @@ from outlive.runs.lease import (
 )
 from outlive.runs.progress import Progress
 from outlive.runs.responses import AsyncResponses
-from outlive.runs.start import Start, StartOptions
+from outlive.runs.start import Holding, Start, StartOptions
 from outlive.runs.step_options import StepOptions
 from outlive.runs.steps import Ledger
 from outlive.runs.store_clock import store_now
@@ -156,6 +156,7 @@ class AsyncRun(AsyncContext):
         self._stream = Stream(self)
         self._deferred = Deferred(options.throttle_s, options.clock)
         self._ticker: Ticker | None = None
+        self._start: Start | None = None  # between `_offer` and `_accept`
 
     def __repr__(self) -> str:
         status = f"{self.status} attempt {self.info.attempt}" if self._is_started else "not started"
@@ -213,8 +214,24 @@ class AsyncRun(AsyncContext):
         start = Start(self._engine, self.thread, self.info, self._options)
         holding = await start.take()
         self.info = holding.info
-        if holding.info.is_finished:
-            return self
+        if not holding.info.is_finished:
+            await self._begin(start, holding)
+        return self
+
+    async def _offer(self) -> Commit:
+        """Return the commit that claims this run as it was released; `_accept` begins the run after it. Raises ThreadBusy."""
+        self._start = Start(self._engine, self.thread, self.info, self._options)
+        return await self._start.offer()
+
+    async def _accept(self, receipt: Receipt) -> None:
+        """Begin the run that the commit of `_offer` has claimed."""
+        start, self._start = self._start, None
+        assert start is not None
+        holding = start.accept(receipt)
+        self.info = holding.info
+        await self._begin(start, holding)
+
+    async def _begin(self, start: Start, holding: Holding) -> None:
         self._fence, self._epoch, self._revision = holding.fence, holding.epoch, holding.revision
         self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
         self._progress.stored(holding.revision, holding.body)
@@ -236,7 +253,6 @@ class AsyncRun(AsyncContext):
             await self._park_if_spent()
         previous = self.info.attempts[-2:-1]
         self._tell(CLAIM, trace=self.info.trace, previous=previous[0].outcome if previous else None)
-        return self
 
     async def _park_if_spent(self) -> None:
         """Park a run that has used more than its budget: the process that crossed it died before it did so."""

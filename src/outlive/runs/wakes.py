@@ -63,7 +63,7 @@ class _Parked:
     def release(self, now: int) -> list[EntryRecord]:
         run = self._run
         entry = EntryRecord(RUN, run.key, None, epoch=run.epoch, fence=NEXT, expect=run.rank)
-        return list(tickets.released(self._codec, entry, self._errand, now))
+        return list(tickets.released(self._codec, entry, self._errand, now, kept=run.body))
 
 
 def _parked(codec: Codec, key: ThreadKey, run: EntryRecord) -> _Parked | None:
