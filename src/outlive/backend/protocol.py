@@ -189,6 +189,28 @@ class Watch(Protocol):
         ...
 
 
+class Reservation(Protocol):
+    """A listing of work together with the commits that claim it. `release` ends it.
+
+    Its `entries` leaves out what other reservations have listed at this moment, if the backend can
+    tell. That only saves attempts in vain: the conditions of a commit decide who gets an entry.
+    """
+
+    async def entries(
+        self, query: EntryQuery, *, timeout_s: float | None = None
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
+        """Return a page as `Backend.entries` does, and reserve it until the end of this reservation."""
+        ...
+
+    async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Do commits as `Backend.commit_all` does, and end the reservation."""
+        ...
+
+    async def release(self) -> None:
+        """End the reservation; nothing happens when it has ended."""
+        ...
+
+
 class Backend(Protocol):
     """A store of records. `commit_all` and `read` should be one round trip.
 
@@ -320,9 +342,24 @@ class Backend(Protocol):
         """Begin to watch a tenant. Watches are closed before the backend."""
         ...
 
+    async def reserve(self) -> Reservation:
+        """Begin a reservation; a backend that reserves nothing returns `Unreserved(self)`."""
+        ...
+
     async def close(self) -> None:
         """Release everything; the store can be opened again."""
         ...
+
+
+class Unreserved:
+    """A reservation that reserves nothing: of two processes that list the same entries, one is refused."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.entries = backend.entries
+        self.commit_all = backend.commit_all
+
+    async def release(self) -> None:
+        """Do nothing."""
 
 
 async def commit(backend: Backend, commit: Commit) -> Receipt:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,7 +46,7 @@ class Owner:
         return cls(*fields)
 
     def pack(self) -> tuple[Any, ...]:
-        return astuple(self)
+        return (*self._home, self.pid, self.started)
 
     @property
     def _home(self) -> tuple[str, ...]:

@@ -10,10 +10,6 @@ it cannot be claimed now:
 - It belongs to another version of the code, and the policy is to hold those.
 - Its run could not be started here, or was given back by its handler: others may try first.
 
-Workers that look at the same moment see the same tickets, and all but one lose each of them. A
-worker that has just lost one therefore takes the tickets of its page in random order, with the same
-priority and still one of each place.
-
 So a long queue of one thread costs a look at its tickets and no attempts. A look reads at most
 `_MOST` tickets of an agent; the next look continues where it ended.
 """
@@ -26,13 +22,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from outlive.backend import EntryCursor
-from outlive.runs.tickets import Ticket, list_agents, list_ready
+from outlive.runs.tickets import Source, Ticket, list_agents, list_ready
 from outlive.threads.engine import Engine
 
 _MOST = 1000
+_LONG_PAGE = 200
 _AGENTS = 200  # that a handler "*" looks at
 _FIRST_S, _LONGEST_S = 0.05, 1.0  # pauses before a busy place is tried again
-_CONTENDED_S = 1.0  # so long after a lost ticket others are expected to look too
 _SUSPECTS = 1000
 
 Place = tuple[bytes, str]  # (digest of the thread, namespace)
@@ -62,47 +58,37 @@ class Queue:
         self._tenant = tenant
         self._handlers = handlers
         self._is_other_code = is_other_code
-        self._tickets: list[Ticket] = []  # the next ones last
         self._cursors: dict[str | None, EntryCursor] = {}
         self._passed: set[Place] = set()  # that a ticket was passed over for: none may overtake it
         self._paused: dict[Place, _Pause] = {}
         self._avoided: dict[str, float] = {}  # run → until when
         self._lost: dict[str, None] = {}  # keys of tickets whose runs were not released any more
-        self._contended_until = 0.0
         self._clock = time.monotonic
+        self._is_empty = False  # the last look has seen no ticket
         self.is_stale = True  # something was stored since the last look
 
-    async def take(self, busy: Collection[Place], count: int, full: Collection[str | None]) -> Ticket | None:
-        """Return the next ticket that may be claimed; None: there is none now.
+    async def take(
+        self, source: Source, busy: Collection[Place], count: int, full: Collection[str | None]
+    ) -> list[Ticket]:
+        """Return the next tickets that may be claimed, at most `count`.
 
-        `busy` are the places in which this worker works, `full` the agents that must wait. `count`
-        is how many tickets the caller is going to take.
+        `busy` are the places in which this worker works, `full` the agents that must wait. `source`
+        lists tickets, and may reserve them.
         """
-        if not self.is_stale and (ticket := self._pop(busy, full)) is not None:
-            return ticket
-        await self._look(busy, count, full)
-        return self._pop(busy, full)
-
-    def _pop(self, busy: Collection[Place], full: Collection[str | None]) -> Ticket | None:
-        while self._tickets:
-            ticket = self._tickets.pop()
-            if self._is_open(ticket, busy, full):
-                return ticket
-        return None
-
-    async def _look(self, busy: Collection[Place], count: int, full: Collection[str | None]) -> None:
-        self.is_stale = False
+        if self._is_empty and not self.is_stale:
+            return []
+        self.is_stale, self._is_empty = False, True
         self._forget()
         if not self._cursors:
             self._passed.clear()
+        taken: set[Place] = set(busy)
         tickets: list[Ticket] = []
         for agent in await self._agents():
             if agent not in full:
-                tickets += await self._look_at(agent, busy, count, full)
-        if self._clock() < self._contended_until:
-            self._tickets = _shuffled(tickets)
-        else:
-            self._tickets = sorted(tickets, key=lambda ticket: ticket.turn, reverse=True)
+                tickets += await self._look_at(source, agent, taken, count)
+            else:
+                self._is_empty = False
+        return sorted(tickets, key=lambda ticket: ticket.turn)[:count]
 
     async def _agents(self) -> list[str | None]:
         named = [agent for agent in self._handlers if agent != "*"]
@@ -111,32 +97,38 @@ class Queue:
         return list(dict.fromkeys([*named, *await list_agents(self._engine, self._tenant, _AGENTS)]))
 
     async def _look_at(
-        self, agent: str | None, busy: Collection[Place], count: int, full: Collection[str | None]
+        self, source: Source, agent: str | None, taken: set[Place], count: int
     ) -> list[Ticket]:
-        """Return up to `count` tickets of an agent that may be claimed."""
+        """Return up to `count` tickets of an agent that may be claimed; add their places to `taken`."""
         tickets: list[Ticket] = []
         seen, after = 0, self._cursors.pop(agent, None)
         while len(tickets) < count:
             if seen >= _MOST and after is not None:
                 self._cursors[agent] = after
                 break
-            limit = max(2 * count, 16) if not seen else 200
-            page = await list_ready(self._engine, self._tenant, agent, limit=limit, after=after)
+            # Only the first page is reserved. What is behind tickets that must wait is looked for in
+            # longer pages, which other workers may need too.
+            limit, lister = (_LONG_PAGE, self._engine.backend) if seen else (count, source)
+            page = await list_ready(lister, self._engine.codec, self._tenant, agent, limit=limit, after=after)
             seen += limit
-            tickets += [ticket for ticket in page.tickets if self._is_open(ticket, busy, full)]
+            self._is_empty = self._is_empty and not page.tickets and page.after is None
+            for ticket in page.tickets:
+                if len(tickets) < count and self._is_open(ticket, taken):
+                    tickets.append(ticket)
+                    taken.update(filter(None, [place_of(ticket)]))
             after = page.after
             if after is None:
                 break
         return tickets
 
-    def _is_open(self, ticket: Ticket, busy: Collection[Place], full: Collection[str | None]) -> bool:
-        if ticket.agent in full or ticket.run_id in self._avoided or self._is_other_code(ticket.code_version):
+    def _is_open(self, ticket: Ticket, taken: Collection[Place]) -> bool:
+        if ticket.run_id in self._avoided or self._is_other_code(ticket.code_version):
             return False
         place = place_of(ticket)
         if place is None:
             return True
         pause = self._paused.get(place)
-        if place in busy or (pause is not None and pause.until > self._clock()):
+        if place in taken or (pause is not None and pause.until > self._clock()):
             self._passed.add(place)
         return place not in self._passed
 
@@ -150,12 +142,15 @@ class Queue:
         else:
             self._paused.setdefault(place, _Pause()).extend(self._clock())
 
+    def is_suspect(self, ticket: Ticket) -> bool:
+        """Tell whether the run of a ticket was lost before, and the ticket may be left behind."""
+        return ticket.entry.key in self._lost
+
     def lost(self, ticket: Ticket) -> bool:
         """Note that a run is not released any more; True: its ticket was left behind.
 
         A ticket that disappears after it was listed was claimed by another worker, with its run.
         """
-        self._contended_until = self._clock() + _CONTENDED_S
         if ticket.entry.key in self._lost:
             return True
         if len(self._lost) >= _SUSPECTS:
@@ -186,14 +181,6 @@ class Queue:
         if self._cursors:
             return _FIRST_S
         return min(moments) - now if moments else None
-
-
-def _shuffled(tickets: list[Ticket]) -> list[Ticket]:
-    """Return tickets by priority, the next one last, else in random order: of each place the first."""
-    first: dict[object, Ticket] = {}
-    for ticket in sorted(tickets, key=lambda ticket: ticket.turn):
-        first.setdefault(place_of(ticket) or ticket.run_id, ticket)
-    return sorted(first.values(), key=lambda ticket: (ticket.priority, random.random()))
 
 
 def place_of(ticket: Ticket) -> Place | None:

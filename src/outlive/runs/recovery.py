@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from outlive.arguments import is_async
-from outlive.backend import EntryCursor, EntryQuery, ThreadKey
+from outlive.backend import Commit, EntryCursor, EntryQuery, Receipt, ThreadKey
 from outlive.errors import (
     BadArgument,
     Corrupt,
@@ -62,7 +62,7 @@ from outlive.values import matches, moment
 Handler = Callable[[AsyncRun], Any]
 Handlers = Mapping[str, Handler] | Mapping[str | None, Handler]  # by agent
 Policy = Literal["resume", "hold"]
-Outcome = Literal["worked", "given_back", "busy", "skipped"]
+Outcome = Literal["worked", "given_back", "busy", "lost", "skipped"]
 _PAGE = 200
 _PRIMARY_UNREACHABLE = (
     "the primary store cannot be reached, so a live run cannot be told from a dead one; "
@@ -235,6 +235,15 @@ class Pass:
             return list(self._live)
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A released run that this process is about to claim."""
+
+    info: RunInfo
+    run: AsyncRun
+    commit: Commit
+
+
 class Recovery:
     """One pass over the dead runs of a store.
 
@@ -310,8 +319,8 @@ class Recovery:
     async def take(self, key: ThreadKey, info: RunInfo, *, is_fresh: bool = False) -> Outcome:
         """Claim one run and call its handler; `is_fresh`: it was read a moment ago.
 
-        "busy": another process holds the run or its place; "given_back": the handler released it;
-        "skipped": the report says why.
+        "lost": another process has the run; "busy": its place is held; "given_back": the handler
+        released it; "skipped": the report says why.
         """
         handler = self._handler_of(info)
         if not info.is_readable:
@@ -334,6 +343,31 @@ class Recovery:
 
     def _handler_of(self, info: RunInfo) -> Handler | None:
         return self._handlers.get(info.agent) or self._handlers.get("*")
+
+    async def offer(self, info: RunInfo) -> Offer | None:
+        """Return how a released run is claimed, for `work`; None: leave it to `take`.
+
+        Raises RunBusy, ThreadBusy.
+        """
+        handler = self._handler_of(info)
+        is_taken = info.is_readable and not self.refuses_all and info.outer is None
+        if not is_taken or handler is None or not self._is_called_here(handler):
+            return None
+        if self.is_other_code(info.code_version) or _failures(info) >= info.max_attempts:
+            return None
+        run = self._resume(info, is_fresh=True)
+        try:
+            return Offer(info, run, await run._offer())
+        except (KeyMissing, StoreClosed, StoreUnavailable, RunBusy, ThreadBusy):
+            raise
+        except Exception:  # noqa: BLE001  # nothing was claimed; `take` reports what is wrong
+            return None
+
+    async def work(self, offer: Offer, receipt: Receipt) -> Outcome:
+        """Call the handler of a run that was claimed."""
+        handler = self._handler_of(offer.info)
+        assert handler is not None
+        return await self._work(offer.info, offer.run, handler, lambda: offer.run._accept(receipt))
 
     def _skip(self, info: RunInfo, code: SkipCode, message: str) -> None:
         self._add("skipped", SkippedRun(info, code, message))
@@ -374,21 +408,28 @@ class Recovery:
         )
 
     async def _hand_over(self, info: RunInfo, handler: Handler, is_fresh: bool) -> Outcome:
-        if self._in_threads is None or is_async(handler):
-            return await self._work(info, handler, is_fresh)
+        if self._is_called_here(handler):
+            run = self._resume(info, is_fresh=is_fresh)
+            return await self._work(info, run, handler, run.start)
         # A plain function must not hold up the event loop, with the leases of all other runs.
+        assert self._in_threads is not None
         return await self._engine.runtime.call(
             functools.partial(_work_here, self._in_threads, self._pass, info, is_fresh)
         )
 
-    async def _work(self, info: RunInfo, handler: Handler, is_fresh: bool) -> Outcome:
+    def _is_called_here(self, handler: Handler) -> bool:
+        """Tell whether a handler is called where the run is claimed, and not in a thread of its own."""
+        return self._in_threads is None or is_async(handler)
+
+    async def _work(
+        self, info: RunInfo, run: AsyncRun, handler: Handler, start: Callable[[], Awaitable[object]]
+    ) -> Outcome:
         """Claim a run, call its handler, and report what became of it."""
-        run = self._resume(info, is_fresh=is_fresh)
         try:
-            await run.start()
-        except (RunBusy, ThreadBusy):
+            await start()
+        except (RunBusy, ThreadBusy) as error:
             self._add("waiting", info)
-            return "busy"
+            return "lost" if isinstance(error, RunBusy) else "busy"
         except (KeyMissing, StoreClosed, StoreUnavailable):
             raise  # the other runs would fail in the same way
         except Exception as error:  # noqa: BLE001  # start() gave this run back; try the others
@@ -444,8 +485,7 @@ def _work_here(
 ) -> Outcome:
     """Do the work of a plain handler in this thread, which is its own."""
     recovery = in_threads(shared)
-    handler = cast(Handler, recovery._handler_of(info))
-    return run_now(recovery._work(info, handler, is_fresh))
+    return run_now(recovery._hand_over(info, cast(Handler, recovery._handler_of(info)), is_fresh))
 
 
 def _release(run: AsyncRun) -> None:

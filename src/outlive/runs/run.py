@@ -70,7 +70,7 @@ from outlive.runs.options import RunOptions
 from outlive.runs.outer_run import event_name
 from outlive.runs.progress import Progress
 from outlive.runs.responses import AsyncResponses
-from outlive.runs.start import Start, StartOptions
+from outlive.runs.start import Holding, Start, StartOptions
 from outlive.runs.step_options import StepOptions
 from outlive.runs.steps import Ledger
 from outlive.runs.store_clock import store_now
@@ -165,6 +165,7 @@ class AsyncRun(AsyncContext):
         self._stream = Stream(self)
         self._deferred = Deferred(options.throttle_s, options.clock)
         self._ticker: Ticker | None = None
+        self._start: Start | None = None  # between `_offer` and `_accept`
 
     def __repr__(self) -> str:
         status = f"{self.status} attempt {self.info.attempt}" if self._is_started else "not started"
@@ -222,8 +223,24 @@ class AsyncRun(AsyncContext):
         start = Start(self._engine, self.thread, self.info, self._enter_outer())
         holding = await self._engine.runtime.shielded(start.take(), start.undo)
         self.info = holding.info
-        if holding.info.is_finished:
-            return self
+        if not holding.info.is_finished:
+            await self._begin(start, holding)
+        return self
+
+    async def _offer(self) -> Commit:
+        """Return the commit that claims this run as it was released; `_accept` begins the run after it. Raises ThreadBusy."""
+        self._start = Start(self._engine, self.thread, self.info, self._options)
+        return await self._start.offer()
+
+    async def _accept(self, receipt: Receipt) -> None:
+        """Begin the run that the commit of `_offer` has claimed."""
+        start, self._start = self._start, None
+        assert start is not None
+        holding = start.accept(receipt)
+        self.info = holding.info
+        await self._begin(start, holding)
+
+    async def _begin(self, start: Start, holding: Holding) -> None:
         self._fence, self._epoch, self._revision = holding.fence, holding.epoch, holding.revision
         self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
         self._progress.stored(holding.revision, holding.body)
@@ -247,7 +264,6 @@ class AsyncRun(AsyncContext):
         previous = self.info.attempts[-2:-1]
         outcome = previous[0].outcome if previous else None
         self._tell(CLAIM, trace=self.info.trace, previous=outcome, usage=self.info.usage)
-        return self
 
     def _take_more(self) -> None:
         """Raise the budget as persons have answered: the record may not have it yet."""

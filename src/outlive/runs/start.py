@@ -79,6 +79,15 @@ class Holding:
     body: bytes | None = None  # of the record as this start stored it
 
 
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What a claim sends."""
+
+    stored: EntryRecord | None  # the record as it was seen
+    entries: tuple[EntryRecord, ...]  # that of the run first, then that of its place
+    claim: Claim
+
+
 class Start:
     """The start of one run."""
 
@@ -95,6 +104,7 @@ class Start:
         self._due: int | None = None  # of that timer
         self._replaced: str | None = None  # the unfinished run that this one replaces
         self._is_continued = False  # an earlier run of the place, which has another id
+        self._offered: _Offer | None = None
 
     async def take(self) -> Holding:
         """Take the run and its place. Raises RunBusy, ThreadBusy, RunElsewhere."""
@@ -115,12 +125,12 @@ class Start:
         for _ in range(TRIES):
             # 3. Take record and place in one commit. A crash before it changes nothing. A crash
             #    after it leaves both to a dead owner, and recovery claims them together.
-            claim = await self._claim()
+            claim = await self._claim(None if refusal is not None else stored)
             try:
                 holding = await self._commit(stored, claim, is_held)
             except (EntryHeld, LeaseLost) as error:
-                refusal = error
-                if _is_held(error) and not self._is_superseded(error):
+                is_unseen, refusal = refusal is None and _is_first(stored), error
+                if _is_held(error) and not self._is_superseded(error) and not is_unseen:
                     break
                 continue  # the parent ended, or another run joined a free place: look again
             # 4. Check that the id is still unique; a crash before this check may leave two runs
@@ -130,6 +140,24 @@ class Start:
             return holding
         assert refusal is not None
         raise self._busy(refusal)
+
+    async def offer(self) -> Commit:
+        """Return the commit that claims a run as it was released. Raises ThreadBusy.
+
+        If it is refused, nothing has changed, and another process may have the run.
+        """
+        stored = self._info._entry
+        assert stored is not None
+        self._adopt(stored)
+        self._begin_attempt(Owner.me())
+        claim = await self._claim(stored) or Claim()
+        self._offered = _Offer(stored, self._taken(stored, claim, is_held=False), claim)
+        return Commit(self._key, entries=self._offered.entries, fence=claim.fence)
+
+    def accept(self, receipt: Receipt) -> Holding:
+        """Return what this process holds after the commit of `offer` was done."""
+        assert self._offered is not None
+        return self._holding(self._offered, receipt.entries)
 
     def _begin_attempt(self, owner: Owner) -> None:
         info = self._info
@@ -160,7 +188,9 @@ class Start:
 
     def _adopt(self, stored: EntryRecord) -> bool:
         """Continue from the stored record; return False if the run has ended."""
-        self._info = info = lease.unpack_run(self._engine.codec, self._key, stored)
+        if self._info._entry is not stored:
+            self._info = lease.unpack_run(self._engine.codec, self._key, stored)
+        info = self._info
         self._is_untried = False
         if self._options.retries and info.is_finished and info.status != COMPLETED:
             info.failures, info.error, info.waits, info.status = 0, None, None, RELEASED
@@ -185,35 +215,44 @@ class Start:
             return False
         return self._info.owner is None or not self._info.owner.is_gone()
 
-    async def _claim(self) -> Claim | None:
+    async def _claim(self, stored: EntryRecord | None) -> Claim | None:
         info = self._info
         if not info.exclusive:
             return None
         place = Place(self._engine, self._key, info.namespace)
+        if _is_first(stored) and info.parent is None:
+            return place.claim_first(info.id, info.lease_s)
         return await place.claim(info.id, info.parent, info.lease_s)
 
     async def _commit(self, stored: EntryRecord | None, claim: Claim | None, is_held: bool) -> Holding:
-        info = self._info
-        info.shares_place = claim is not None and claim.is_shared
-        run = replace(lease.take_run(self._engine, info, stored), expect_lapsed=is_held)
         claim = claim or Claim()
-        entries = (run, *claim.entries, *self._leftovers, *await self._supersede())
+        entries = (*self._taken(stored, claim, is_held=is_held), *await self._supersede())
         receipt = await self._begin(entries, claim.fence, is_new=stored is None)
         taken = receipt.entries if receipt.existing is None else await self._taken_before(entries)
+        return self._holding(_Offer(stored, entries, claim), taken)
+
+    def _taken(self, stored: EntryRecord | None, claim: Claim, *, is_held: bool) -> tuple[EntryRecord, ...]:
+        """Return the entries that make this process the owner of the run and its place."""
+        self._info.shares_place = claim.is_shared
+        run = replace(lease.take_run(self._engine, self._info, stored), expect_lapsed=is_held)
+        return (run, *claim.entries, *self._leftovers)
+
+    def _holding(self, offer: _Offer, taken: Sequence[EntryRecord]) -> Holding:
+        claim, body = offer.claim, offer.entries[0].body
         is_alone = bool(claim.entries) and not claim.is_shared
         if not taken:  # the null store gives no fence
-            return Holding(info, self._is_untried, has_place=is_alone, before=stored, body=run.body)
+            return Holding(self._info, self._is_untried, has_place=is_alone, before=offer.stored, body=body)
         run_entry, lock_entry = taken[0], taken[len(claim.entries)]
         return Holding(
-            info,
+            self._info,
             self._is_untried,
             run_entry.fence,
             run_entry.epoch,
             run_entry.revision,
             lock_entry.epoch,
             is_alone,
-            stored,
-            run.body,
+            offer.stored,
+            body,
         )
 
     async def _begin(self, entries: tuple[EntryRecord, ...], fence: Fence | None, *, is_new: bool) -> Receipt:
@@ -413,6 +452,11 @@ class Start:
         await self._engine.commit(
             Commit(self._key, entries=tuple(entries), removal=removal, fence=fence, timeout_s=_GIVE_BACK_S)
         )
+
+
+def _is_first(stored: EntryRecord | None) -> bool:
+    """Tell whether the first commit of its thread stored a run: then nothing has held a place there, most likely."""
+    return stored is not None and stored.rank == (0, 1, 0)
 
 
 def _is_held(error: EntryHeld | LeaseLost) -> bool:

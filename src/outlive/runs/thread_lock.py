@@ -93,6 +93,10 @@ class Place:
             return Claim((self._taken(holder, stored, lease_s),))
         raise ThreadBusy(self._key.id, self._namespace, None, None)  # others keep changing the place
 
+    def claim_first(self, run: str, lease_s: float) -> Claim:
+        """Return how a run gets a place that nobody has held so far; the store refuses it otherwise."""
+        return Claim((self._taken(Lock(run, Owner.me()), None, lease_s),))
+
     def _taken(self, holder: Lock, stored: EntryRecord | None, lease_s: float) -> EntryRecord:
         """Return the entry that takes a place that is free, expired, or of a dead holder."""
         codec = self._engine.codec

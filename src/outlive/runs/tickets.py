@@ -11,7 +11,8 @@ harmless: a process that finds its run not released removes it (`drop`).
 
 The body of a ticket has what a worker asks before it claims: the place that the run will hold, and
 the version of the code that it belongs to. So it passes over runs that it cannot work on without a
-read of each.
+read of each. It also repeats the record of the run, unless that is long, and has its rank. So a
+worker claims the run without reading it: the commit is refused if the run has changed since.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from outlive.backend import WALL, Commit, EntryCursor, EntryQuery, EntryRecord, ThreadKey
-from outlive.backend.entries import READY
+from outlive.backend.entries import READY, RUN
 from outlive.errors import Corrupt, DamagedEntry, EntryHeld, well_formed
 from outlive.format.codec import Codec
 from outlive.runs.lease import RELEASED, RunInfo
 from outlive.threads.engine import Engine
 
 MAX_PRIORITY = 999
+_MOST_BYTES = 4096  # of a record that its ticket repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,18 @@ class Ticket:
     ready_at: int  # microseconds since 1970, by the clock of the store
     namespace: str | None  # that it will hold alone; None: it takes no place, or that of its parent
     code_version: str | None
+    run_body: bytes | None  # None: it is long, and has to be read
     entry: EntryRecord
+
+    @property
+    def run(self) -> EntryRecord | None:
+        """The entry of the run, if the ticket has all of it."""
+        if self.run_body is None:
+            return None
+        epoch, fence, revision = self.entry.rank
+        return EntryRecord(
+            RUN, self.run_id, self.run_body, RELEASED, epoch, fence, revision, until=self.ready_at, clock=WALL
+        )
 
     @property
     def turn(self) -> tuple[int, int, str]:
@@ -72,11 +85,19 @@ class Errand:
         return cls(fields["agent"], fields["priority"], place, fields["code_version"])
 
 
-def released(codec: Codec, run: EntryRecord, errand: Errand, now: int) -> tuple[EntryRecord, EntryRecord]:
-    """Return the entry of a run that is released by a commit, and its ticket."""
+def released(
+    codec: Codec, run: EntryRecord, errand: Errand, now: int, kept: bytes | None = None
+) -> tuple[EntryRecord, EntryRecord]:
+    """Return the entry of a run that is released by a commit, and its ticket.
+
+    `kept` is the body that is stored, for a commit that does not change it.
+    """
     key = _key(errand.agent, errand.priority, now, run.key)
-    body = codec.pack([errand.namespace, errand.code_version])
-    ticket = EntryRecord(READY, key, body, epoch=run.epoch, fence=run.fence)
+    record = kept if run.body is None else run.body
+    if record is not None and len(record) > _MOST_BYTES:
+        record = None
+    body = codec.pack([errand.namespace, errand.code_version, record])
+    ticket = EntryRecord(READY, key, body, epoch=run.epoch, fence=run.fence, revision=run.revision)
     return replace(run, status=RELEASED, until=now, clock=WALL, lease_s=None), ticket
 
 
@@ -95,21 +116,35 @@ class TicketPage:
     after: EntryCursor | None
 
 
+class Source(Protocol):
+    """Where tickets are listed: a backend, or a reservation."""
+
+    async def entries(
+        self, query: EntryQuery, *, timeout_s: float | None = None
+    ) -> list[tuple[ThreadKey, EntryRecord]]: ...
+
+
 async def list_ready(
-    engine: Engine, tenant: str, agent: str | None, *, limit: int, after: EntryCursor | None = None
+    source: Source,
+    codec: Codec,
+    tenant: str,
+    agent: str | None,
+    *,
+    limit: int,
+    after: EntryCursor | None = None,
 ) -> TicketPage:
     """Return the next tickets of an agent, in the order of claiming. A damaged one hides no other."""
     query = EntryQuery(tenant, READY, prefix=_prefix(agent), after=after, limit=limit)
     try:
-        rows = await engine.backend.entries(query)
+        rows = await source.entries(query)
     except DamagedEntry as error:
         if limit > 1:  # smaller pages return the tickets before it
-            return await list_ready(engine, tenant, agent, limit=1, after=after)
+            return await list_ready(source, codec, tenant, agent, limit=1, after=after)
         return TicketPage([], (error.key, ThreadKey.of(tenant, error.thread or "").digest))
     tickets: list[Ticket] = []
     for thread, entry in rows:
         with contextlib.suppress(Corrupt):
-            tickets.append(_ticket(engine.codec, thread, entry, agent))
+            tickets.append(_ticket(codec, thread, entry, agent))
     last = (rows[-1][1].key, rows[-1][0].digest) if len(rows) == limit else None
     return TicketPage(tickets, last)
 
@@ -158,11 +193,13 @@ def _key(agent: str | None, priority: int, now: int, run_id: str) -> str:
 def _ticket(codec: Codec, thread: ThreadKey, entry: EntryRecord, agent: str | None) -> Ticket:
     rest = entry.key[len(_prefix(agent)) :]
     with well_formed(f"ticket {entry.key!r:.100}", thread.id):
-        namespace, code_version = codec.unpack(entry.body or b"")
+        namespace, code_version, record = codec.unpack(entry.body or b"")
         if not isinstance(namespace, str | None) or not isinstance(code_version, str | None):
             raise TypeError("a namespace and a version must be text")
+        if not isinstance(record, bytes | None):
+            raise TypeError("the record of a run must be bytes")
         priority, ready_at = MAX_PRIORITY - int(rest[:3]), int(rest[3:23])
-        return Ticket(thread, rest[24:], agent, priority, ready_at, namespace, code_version, entry)
+        return Ticket(thread, rest[24:], agent, priority, ready_at, namespace, code_version, record, entry)
 
 
 def _agent(thread: ThreadKey, entry: EntryRecord) -> str | None:

@@ -81,7 +81,7 @@ class _Parked:
     def release(self, now: int) -> list[EntryRecord]:
         run = self._run
         entry = EntryRecord(RUN, run.key, None, epoch=run.epoch, fence=NEXT, expect=run.rank)
-        entries = list(tickets.released(self._codec, entry, self._errand, now))
+        entries = list(tickets.released(self._codec, entry, self._errand, now, kept=run.body))
         if self._outer is not None:
             entries.append(outer_timer(self._codec, run.key, self._outer, now, run.epoch))
         return entries

@@ -24,22 +24,19 @@ import contextlib
 import functools
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from outlive.backend import ThreadKey, Watch
 from outlive.errors import Corrupt, OutliveError, StoreClosed, StoreError
-from outlive.runs import tickets
-from outlive.runs.attempts import count_releases
-from outlive.runs.lease import RELEASED, RUN, RunInfo, find, unpack_or_tell
-from outlive.runs.lock import AsyncLock
-from outlive.runs.queue import Place, Queue, place_of
-from outlive.runs.recovery import Outcome, Recovered, Recovery, find_dead
+from outlive.runs.claims import Claimed, Claims
+from outlive.runs.lease import RunInfo
+from outlive.runs.queue import Place, Queue
+from outlive.runs.recovery import Recovered, Recovery, find_dead
 from outlive.runs.sigterm import terminator
 from outlive.runs.slots import Slots
 from outlive.runs.store_clock import store_now
-from outlive.runs.tickets import Ticket
 from outlive.runs.timers import fire_due
 from outlive.runs.worker_record import WorkerRecord, remove_dead
 from outlive.runtime.runtime import Deadline, Hand, warn_of_failure
@@ -47,9 +44,9 @@ from outlive.threads.engine import Engine
 
 _LONGEST_S = 60.0  # between looks while the store cannot be reached
 _FULL_S = 0.25  # between looks while an agent has no free slot
+_GATHER_S = 0.005  # that a worker waits for more free hands while most are busy: one claim serves them all
 _TIMERS_S = 0.1  # from a wake to a look at the timers
 _WATCH_S = 0.25  # the longest wait of a watch: so long may `run()` take to return
-_MOST_DOUBLINGS = 8  # of the pause after a release
 _GIVE_BACK_S = 5.0  # for tasks that were cancelled to end
 
 
@@ -99,7 +96,7 @@ class AsyncWorker:
         self._jobs: set[_Job] = set()
         record.count_busy = lambda: len(self._jobs)
         self._places: set[Place] = set()
-        self._full: set[str | None] = set()
+        self._claims = Claims(engine, recovery, queue, slots, options.interval_s)
         self._dead: list[tuple[ThreadKey, RunInfo]] = []  # the next one last
         self._dead_at = 0.0  # when to look for dead runs again
         self._timer_at: float | None = None  # when the next timer is due
@@ -191,6 +188,8 @@ class AsyncWorker:
             except StoreError:
                 self._failures += 1
             await self._bell.wait(self._pause_s())
+            if self._options.concurrency > 2 * (self._options.concurrency - self.busy) > 0:
+                await self._engine.runtime.sleep(_GATHER_S)
 
     async def _look(self) -> None:
         """Hand out what there is to do, as far as hands are free."""
@@ -203,8 +202,9 @@ class AsyncWorker:
         if is_due:
             with contextlib.suppress(Corrupt):
                 await self._find_dead()
+            self._queue.is_stale = True  # a watch may have missed something
             self._dead_at = now + self._options.interval_s * random.uniform(0.8, 1.2)
-        self._full.clear()
+        self._claims.full.clear()
         while self.busy < self._options.concurrency and not self._is_ending:
             if not await self._hand_out():
                 break
@@ -253,7 +253,7 @@ class AsyncWorker:
         now = time.monotonic()
         moments = [self._dead_at - now]
         if self.busy < self._options.concurrency:
-            if self._full:
+            if self._claims.full:
                 moments.append(_FULL_S * random.uniform(0.5, 1.0))
             if (next_s := self._queue.next_s()) is not None:
                 moments.append(next_s)
@@ -264,57 +264,40 @@ class AsyncWorker:
     # Handing out
 
     async def _hand_out(self) -> bool:
-        """Give a free hand something to do; False: there is nothing now."""
-        return await self._hand_out_dead() or (
-            not self._recovery.refuses_all and await self._hand_out_ready()
-        )
+        """Give free hands something to do; False: there is nothing now."""
+        if await self._hand_out_dead():
+            return True
+        if self._recovery.refuses_all:
+            return False
+        free = self._options.concurrency - self.busy
+        # If this task is cancelled meanwhile, the runs are with their hands, which give them back.
+        return await self._engine.runtime.shielded(self._claims.claim(self._places, free, self._start))
 
     async def _hand_out_dead(self) -> bool:
         for at in reversed(range(len(self._dead))):
             key, info = self._dead[at]
-            slots = await self._take_slots(info.agent)
+            slots = await self._claims.take_slots(info.agent)
             if slots is None:
                 continue
             del self._dead[at]
-            self._start(functools.partial(self._recovery.take, key, info), _place(key, info), slots)
+            take = functools.partial(self._recovery.take, key, info)
+            self._start(Claimed(take, _place(key, info), slots))
             return True
         return False
 
-    async def _hand_out_ready(self) -> bool:
-        while True:
-            free = self._options.concurrency - self.busy
-            ticket = await self._queue.take(self._places, free, self._full)
-            if ticket is None:
-                return False
-            slots = await self._take_slots(ticket.agent)
-            if slots is not None:
-                self._start(functools.partial(self._claim, ticket), place_of(ticket), slots)
-                return True
-
-    async def _take_slots(self, agent: str | None) -> list[AsyncLock] | None:
-        if agent in self._full:
-            return None
-        slots = await self._slots.take(agent)
-        if slots is None:
-            self._full.add(agent)
-        return slots
-
-    def _start(
-        self, work: Callable[[], Coroutine[Any, Any, Any]], place: Place | None, slots: Sequence[AsyncLock]
-    ) -> None:
-        if place in self._places:  # the store refuses the claim; the place is noted by the other hand
-            place = None
-        job = _Job(place)
+    def _start(self, claimed: Claimed) -> None:
+        # If the place is in use, the store refuses the claim, and the other hand has noted the place.
+        job = _Job(None if claimed.place in self._places else claimed.place)
         self._jobs.add(job)
-        if place is not None:
-            self._places.add(place)
+        if job.place is not None:
+            self._places.add(job.place)
 
         async def working() -> None:
             try:
                 with contextlib.suppress(StoreError):  # the loop meets the same error, and waits longer
-                    await work()
+                    await claimed.work()
             finally:
-                await self._engine.runtime.shielded(self._slots.free(slots))
+                await self._engine.runtime.shielded(self._slots.free(claimed.slots))
                 self._end(job)
 
         job.hand = self._engine.runtime.hand("outlive-worker", working)
@@ -324,31 +307,6 @@ class AsyncWorker:
             self._places.discard(job.place)
         self._jobs.discard(job)
         self._bell.set()
-
-    async def _claim(self, ticket: Ticket) -> None:
-        """Claim a run from the queue and call its handler."""
-        engine, queue = self._engine, self._queue
-        stored = await find(engine, ticket.thread, RUN, ticket.run_id)
-        if stored is None or stored.status != RELEASED:
-            if queue.lost(ticket):
-                await tickets.drop(engine, ticket)
-            return
-        outcome: Outcome = "skipped"
-        releases = 0
-        try:
-            info = unpack_or_tell(engine.codec, ticket.thread, stored)
-            releases = count_releases(
-                info.attempts
-            )  # in a row: a handler that only releases is called ever more seldom
-            outcome = await self._recovery.take(ticket.thread, info, is_fresh=True)
-        finally:
-            place = place_of(ticket)
-            if outcome == "busy":
-                queue.refused(ticket)
-            elif outcome != "worked":
-                queue.avoid(ticket.run_id, self._options.interval_s * 2 ** min(releases, _MOST_DOUBLINGS))
-            elif place is not None:
-                queue.left(place)
 
     # Ending
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from outlive.backend import Backend
+from outlive.backend import Backend, Reservation, Unreserved
 from outlive.errors import StoreUnavailable
 
 Hook = Callable[..., Awaitable[Any]]
@@ -64,6 +64,10 @@ class Interposed:
 
     def counted(self, method: str) -> int:
         return sum(name == method for name, _, _ in self.calls)
+
+    async def reserve(self) -> Reservation:
+        """Reserve nothing, so that the calls of a reservation are seen too."""
+        return Unreserved(self)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.inner, name)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from outlive.backend import (
+    Backend,
     CachedHead,
     CheckpointKey,
     CheckpointRecord,
@@ -17,10 +18,12 @@ from outlive.backend import (
     Page,
     ReadResult,
     Receipt,
+    Reservation,
     ThreadKey,
     ThreadQuery,
     ThreadRecord,
     Totals,
+    Unreserved,
     Watch,
     WriteRecord,
 )
@@ -162,6 +165,9 @@ class LocalCalls:
             return await self._call(None, self.local.version)
 
         return await LocalWatch(bell_of(self.local), tenant, self._alarm(), version).begin()
+
+    async def reserve(self) -> Reservation:
+        return Unreserved(cast(Backend, self))
 
     def _alarm(self) -> Alarm:
         raise NotImplementedError

@@ -12,6 +12,7 @@ tries again until its deadline (`server.Attempts`).
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -40,7 +41,9 @@ from outlive.backend import (
 )
 from outlive.backends.postgres.audit import audit_store, audit_thread
 from outlive.backends.postgres.connection import Connection, Parameter
+from outlive.backends.postgres.groups import MOST, Groups, Member
 from outlive.backends.postgres.pool import Pool
+from outlive.backends.postgres.reservation import PostgresReservation
 from outlive.backends.postgres.rows import (
     Cells,
     blobs,
@@ -63,8 +66,11 @@ from outlive.backends.postgres.rows import (
 )
 from outlive.backends.postgres.save import (
     check_acceptable,
+    is_light,
     may_be_grouped,
     parameters,
+    put_parameters,
+    put_receipt,
     receipt,
     thread_parameters,
 )
@@ -73,7 +79,7 @@ from outlive.backends.postgres.transaction import Transaction
 from outlive.backends.postgres.watch import PostgresWatch, channel
 from outlive.backends.rules.decide import new_generation
 from outlive.backends.rules.snapshot import is_plain
-from outlive.backends.server.attempts import AbandonedCommits, Attempts, lock_ms
+from outlive.backends.server.attempts import AbandonedCommits, AttemptFailed, Attempts, lock_ms
 from outlive.errors import (
     Corrupt,
     DamagedEntry,
@@ -90,7 +96,7 @@ from outlive.errors import (
 from outlive.runtime.runtime import Deadline
 
 T = TypeVar("T")
-_TOGETHER = 250  # commits in one transaction
+_PUT_S = 5.0  # the longest wait for the answer to a group; then each commit continues alone
 _FIRST: Cursor = ((1 << 63) - 1, (1 << 63) - 1, "")  # before every record
 
 
@@ -100,9 +106,17 @@ class PostgresBackend:
     name = "postgresql"
 
     def __init__(
-        self, pool: Pool, *, schema: str, place: str, max_retries: int | None, timeout_s: float | None
+        self,
+        pool: Pool,
+        groups: Groups,
+        *,
+        schema: str,
+        place: str,
+        max_retries: int | None,
+        timeout_s: float | None,
     ) -> None:
         self._pool = pool
+        self._groups = groups
         self._timeout_s = timeout_s
         self._schema = quoted(schema)
         self._sql = statements(self._schema)
@@ -117,10 +131,13 @@ class PostgresBackend:
         work: Callable[[Connection, Deadline], Awaitable[T]],
         timeout_s: float | None = None,
         commit: Commit | None = None,
+        *,
+        may_be_done: bool = False,
     ) -> T:
         """Do work on a connection, and again on another one when the server was lost."""
         deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         attempts = Attempts(self._place, deadline, self._max_retries, self._pool.pause)
+        attempts.sent = may_be_done
 
         async def attempt(deadline: Deadline) -> T:
             connection = await self._pool.take(deadline)
@@ -180,8 +197,8 @@ class PostgresBackend:
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         results: list[Receipt | OutliveError] = []
-        for start in range(0, len(commits), _TOGETHER):
-            group = commits[start : start + _TOGETHER]
+        for start in range(0, len(commits), MOST):
+            group = commits[start : start + MOST]
             if len(group) > 1 and all(map(may_be_grouped, group)):
                 results += await self._commit_together(group)
             else:
@@ -215,20 +232,20 @@ class PostgresBackend:
             for place, commit in enumerate(commits)
         ]
 
-    async def _commit(self, commit: Commit) -> Receipt:
+    async def _commit(self, commit: Commit, *, may_be_done: bool = False) -> Receipt:
         """Do a commit.
 
         The thread's next commit tells the server about one that its caller gave up: it then comes
         too late.
         """
         try:
-            return await self._abandoned.watch(commit, lambda void: self._send(commit, void))
+            return await self._abandoned.watch(commit, lambda void: self._send(commit, void, may_be_done))
         except Corrupt as error:
             if error.thread is not None:
                 raise
             raise Corrupt(error.what, thread=commit.thread.id) from None
 
-    async def _send(self, commit: Commit, void: bytes) -> Receipt:
+    async def _send(self, commit: Commit, void: bytes, may_be_done: bool) -> Receipt:
         check_acceptable(commit)
         if not is_plain(commit):
 
@@ -237,18 +254,55 @@ class PostgresBackend:
 
             return await self._call(transact, commit.timeout_s, commit)
         deadline = Deadline(self._timeout_s if commit.timeout_s is None else commit.timeout_s)
+        if is_light(commit) and not may_be_done:
+            member = Member(commit, void, time.monotonic() + deadline.remaining_s())
+            await self._groups.join(member, self._put)
+            if member.cells is not None:
+                return put_receipt(commit, member.cells)
+            may_be_done = member.may_be_done
 
         async def save(connection: Connection, attempt: Deadline) -> list[bytes | None]:
             result = await connection.query(self._sql.save, parameters(commit, void, attempt), attempt)
             return next(rows(result))
 
-        cells = await self._call(save, commit.timeout_s, commit)
+        cells = await self._call(save, deadline.as_timeout_s(), commit, may_be_done=may_be_done)
         try:
             return await self._receipt(commit, cells, deadline)
         except (StaleBase, Corrupt):
             raise
         except StoreError as error:  # the commit was done; what it stored could not be read back
             raise outcome_unknown(commit, str(error)) from error
+
+    async def commit_again(self, commit: Commit) -> Receipt | OutliveError:
+        """Do a commit that was sent before, and may be done."""
+        return await _result(self._commit(commit, may_be_done=True))
+
+    async def _put(self, group: Sequence[Member]) -> None:
+        """Do what can be done of a group in one transaction. Each other commit continues alone."""
+        # Half of the time is left for those that continue alone.
+        left_s = min(member.until for member in group) - time.monotonic()
+        deadline = Deadline(max(0.0, min(_PUT_S, left_s / 2)))
+        try:
+            connection = await self._pool.take(deadline)
+        except (AttemptFailed, StoreError):  # a commit that continues alone says what is wrong
+            for member in group:
+                member.settle(None)
+            return
+        try:
+            commits, voids = [member.commit for member in group], [member.void for member in group]
+            answer = await connection.query(self._sql.put, put_parameters(commits, voids, deadline), deadline)
+        except AttemptFailed as failed:
+            if not failed.sent:
+                for member in group:
+                    member.settle(None)
+        except StoreError:  # the server refused all of it
+            for member in group:
+                member.settle(None)
+        else:
+            for member, cells in zip(group, rows(answer), strict=True):
+                member.settle(None if cells[1] is None else cells)
+        finally:
+            self._pool.give_back(connection)
 
     async def _receipt(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
         """Read the answer of the function: its verdict, and the fields that the server assigns."""
@@ -485,6 +539,9 @@ class PostgresBackend:
             "lease_clock_us": to_number(now),
         }
 
+    async def reserve(self) -> PostgresReservation:
+        return PostgresReservation(self, self._pool, self._sql)
+
     async def watch(self, tenant: str) -> PostgresWatch:
         """Listen on a connection of its own, beside those of the pool."""
         watch = PostgresWatch(self._pool, channel(self._schema, tenant))
@@ -524,7 +581,7 @@ async def _result(work: Awaitable[Receipt]) -> Receipt | OutliveError:
 def first_statements(schema: str) -> tuple[str, ...]:
     """Return what every connection prepares at once: a first save or load takes one round trip."""
     sql = statements(quoted(schema))
-    return sql.save, sql.read_head
+    return sql.save, sql.put, sql.read_head
 
 
 def _check(answer: list[list[bytes | None]], thread: str) -> None:

@@ -129,11 +129,15 @@ class Connection:
             if is_notified or not await self._wait(self._connection.socket, READ, deadline):
                 return is_notified
 
-    @contextlib.asynccontextmanager
-    async def transaction(self, deadline: Deadline) -> AsyncIterator[None]:
-        """Do what is inside in one transaction, which the server ends if its client is gone."""
+    async def begin(self, deadline: Deadline) -> None:
+        """Begin a transaction, which the server ends if its client is gone."""
         limits = f"set local lock_timeout = {lock_ms(deadline)}; set local idle_in_transaction_session_timeout = {_IDLE_MS}"
         await self.run(f"begin; {limits}", deadline)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, deadline: Deadline) -> AsyncIterator[None]:
+        """Do what is inside in one transaction."""
+        await self.begin(deadline)
         try:
             yield
         except BaseException:

@@ -466,6 +466,177 @@ begin
 end
 $outlive$;
 
+-- Many commits that only have entries, of as many threads, in a few statements for all of them.
+-- The threads come in the order of their digests, so that two such calls do not deadlock. A commit
+-- whose revision is null in the answer has changed nothing: it is refused, was done before, or its
+-- thread is damaged or being created by another. `save_1` tells which.
+create function {schema}.put_1(
+    p_wait text, p_digests bytea[], p_tenant_digests bytea[], p_tenants text[], p_threads text[], p_new bigint[],
+    p_tokens bytea[], p_voids bytea[], p_epochs bigint[],
+    p_fence_names bytea[], p_fence_epochs bigint[], p_fences bigint[],
+    p_begins boolean[],                      -- whether it may create its thread
+    p_wakes bytea[],                         -- digests of tenants in which there is work
+    p_commits bigint[],                      -- of each entry: which commit it belongs to
+    p_names bytea[], p_kinds text[], p_keys text[], p_statuses text[],
+    p_entry_epochs bigint[], p_entry_fences bigint[], p_entry_revisions bigint[],
+    p_untils bigint[], p_clocks text[], p_leases bigint[],
+    p_expect_epochs bigint[], p_expect_fences bigint[], p_expect_revisions bigint[], p_expect_lapsed boolean[],
+    p_gone boolean[], p_checksums bytea[], p_bodies bytea[]
+) returns table (
+    generation bigint, revision bigint, epoch bigint, now_us bigint,
+    kept_statuses text[], kept_bodies bytea[]  -- of the entries without a body, in their order
+) language plpgsql set enable_seqscan = off set plan_cache_mode = force_generic_plan as $outlive$
+#variable_conflict use_column
+declare
+    v_locked bigint[];
+    v_keys bigint[];
+    v_made bytea[];
+    v_now bigint;
+begin
+    -- 1. Lock the rows of the threads. Later commits wait here until this transaction ends.
+    perform set_config('lock_timeout', p_wait, true);
+    select array_agg(q.key) into v_locked from (
+        select y.key from {schema}.thread y where y.digest = any(p_digests) order by y.digest for update
+    ) q;
+    v_now := {schema}.now_us();
+    -- 2. Enter new threads into the roster.
+    if coalesce(cardinality(v_locked), 0) < cardinality(p_digests) then
+        with made as (
+            insert into {schema}.roster as y (digest, tenant_digest, tenant, id)
+                select c.digest, c.tenant_digest, c.tenant, c.id
+                from unnest(p_digests, p_tenant_digests, p_tenants, p_threads, p_begins)
+                    c(digest, tenant_digest, tenant, id, begins)
+                where c.begins and not exists (select 1 from {schema}.thread x where x.digest = c.digest)
+                order by c.digest
+                on conflict (digest) do nothing returning y.key, y.digest
+        )
+        select array_agg(m.key), array_agg(m.digest) into v_keys, v_made from made m;
+    end if;
+    perform pg_notify({schema}.channel_1(w), '') from unnest(p_wakes) w;
+    -- 3. Check what each commit expects, and store those that may be done. The thread's row vouches
+    --    for all others by its sums and its seal.
+    return query
+    with c as materialized (
+        select * from unnest(
+            p_digests, p_tenant_digests, p_tenants, p_threads, p_new, p_tokens, p_voids, p_epochs,
+            p_fence_names, p_fence_epochs, p_fences
+        ) with ordinality u(
+            digest, tenant_digest, tenant, id, new, token, void, epoch, fence_name, fence_epoch, fence, number
+        )
+    ),
+    t as materialized (
+        select c.number, c.digest, c.tenant_digest, c.tenant, c.id, y.key, false as is_new, y.generation,
+            y.revision + 1 as revision, greatest(y.epoch, c.epoch) as epoch,
+            substr(c.token || c.void || y.tokens, 1, 64) as tokens
+        from c join {schema}.thread y on y.digest = c.digest
+        left join {schema}.entry e on e.thread = y.key and e.name = c.fence_name
+        where y.key = any(v_locked) and y.seal = {schema}.thread_seal_1(y)
+            and position(c.token in y.tokens) = 0 and (c.epoch is null or c.epoch >= y.epoch)
+            and (c.fence_name is null
+                or (e.epoch, e.fence, e.status) = (c.fence_epoch, c.fence, 'running'))
+        union all
+        select c.number, c.digest, c.tenant_digest, c.tenant, c.id, m.key, true, c.new,
+            1, greatest(0, c.epoch), substr(c.token || c.void, 1, 64)
+        from c join unnest(v_made, v_keys) m(digest, key) on m.digest = c.digest
+    ),
+    x as materialized (
+        select u.*, t.key as thread, t.revision as commit_revision, t.digest, t.tenant_digest,
+            e.seal as old_seal, e.status as old_status, e.checksum as old_checksum, e.body as old_body,
+            e.thread is not null
+                and (u.gone or (e.status, e.body, e.epoch, e.fence, e.revision)
+                    is distinct from (u.status, u.body, u.epoch, u.fence, u.revision))
+                and (
+                    (u.fence <> -1 and not u.gone
+                        and (u.epoch, u.fence, u.revision) < (e.epoch, e.fence, e.revision))
+                    or (u.expect_epoch, u.expect_fence, u.expect_revision) <> (e.epoch, e.fence, e.revision)
+                    or (u.expect_lapsed and e.clock in ('postgresql', 'wall') and e.until > v_now)
+                )
+            or e.thread is null and (u.expect_epoch, u.expect_fence, u.expect_revision) <> (0, 0, 0) as is_held
+        from unnest(
+            p_commits, p_names, p_kinds, p_keys, p_statuses, p_entry_epochs, p_entry_fences, p_entry_revisions,
+            p_untils, p_clocks, p_leases, p_expect_epochs, p_expect_fences, p_expect_revisions, p_expect_lapsed,
+            p_gone, p_checksums, p_bodies
+        ) with ordinality u(
+            number, name, kind, key, status, epoch, fence, revision, until, clock, lease_us,
+            expect_epoch, expect_fence, expect_revision, expect_lapsed, gone, checksum, body, place
+        )
+        join t on t.number = u.number
+        left join {schema}.entry e on e.thread = t.key and e.name = u.name
+    ),
+    held as materialized (select distinct x.number from x where x.is_held),
+    r as materialized (
+        select x.number, x.place, x.thread, x.digest, x.tenant_digest, x.name, x.kind, x.key, x.epoch, x.revision, x.gone,
+            x.body is null as is_kept, coalesce(x.old_seal, 0) as old_seal,
+            case when x.fence = -1 then x.commit_revision else x.fence end as fence,
+            case when x.body is null then coalesce(nullif(x.status, ''), x.old_status, '') else x.status end as status,
+            case when x.body is null then coalesce(x.old_checksum, x.checksum) else x.checksum end as checksum,
+            coalesce(x.body, x.old_body, '') as body,
+            case when x.lease_us is null then x.until else v_now + x.lease_us end as until,
+            case when x.lease_us is null or x.clock = 'wall' then x.clock else 'postgresql' end as clock
+        from x where x.number not in (select h.number from held h)
+    ),
+    s as materialized (
+        select r.*, case when r.gone then 0 else {schema}.seal_1(
+            r.digest || r.name || r.tenant_digest || r.checksum,
+            r.epoch || ' ' || r.fence || ' ' || r.revision || ' ' || r.until
+                || E'\n' || r.clock || E'\n' || r.status || E'\n' || r.kind || E'\n' || r.key
+        ) end as seal
+        from r
+    ),
+    removed as (
+        delete from {schema}.entry e using s where s.gone and e.thread = s.thread and e.name = s.name
+    ),
+    put as (
+        insert into {schema}.entry
+            select s.thread, s.name, s.tenant_digest, s.kind, s.key, s.status, s.epoch, s.fence, s.revision, s.until,
+                s.clock, s.checksum, s.seal, s.body
+            from s where not s.gone
+            on conflict (thread, name) do update set
+                tenant_digest = excluded.tenant_digest, kind = excluded.kind, key = excluded.key,
+                status = excluded.status, epoch = excluded.epoch, fence = excluded.fence,
+                revision = excluded.revision, until = excluded.until, clock = excluded.clock,
+                checksum = excluded.checksum, seal = excluded.seal, body = excluded.body
+    ),
+    d as materialized (
+        select s.number,
+            {schema}.xor_1(case when get_byte(s.name, 0) = 0 then s.old_seal # s.seal else 0 end) as runs,
+            {schema}.xor_1(case when get_byte(s.name, 0) = 1 then s.old_seal # s.seal else 0 end) as steps,
+            array_agg(s.status order by s.place) filter (where s.is_kept) as kept_statuses,
+            array_agg(s.body order by s.place) filter (where s.is_kept) as kept_bodies
+        from s group by s.number
+    ),
+    changed as (
+        update {schema}.thread y set
+            revision = t.revision, epoch = t.epoch, updated_at = v_now, tokens = t.tokens,
+            run_sum = y.run_sum # d.runs, step_sum = y.step_sum # d.steps,
+            seal = {schema}.seal_1(
+                y.digest || t.tokens || coalesce(y.info_checksum, ''),
+                y.key || ' ' || y.generation || ' ' || t.revision || ' ' || t.epoch || ' ' || y.seq || ' '
+                    || y.checkpoints || ' ' || y.writes || ' ' || y.stored || ' ' || y.created_at || ' ' || v_now
+                    || ' ' || y.info_version || ' ' || y.root_checkpoints || ' ' || coalesce(y.root_head, 0)
+                    || ' ' || y.checkpoint_sum || ' ' || (y.run_sum # d.runs) || ' ' || (y.step_sum # d.steps)
+            )
+        from t join d on d.number = t.number where not t.is_new and y.key = t.key
+    ),
+    begun as (
+        insert into {schema}.thread as y (
+            key, digest, tenant_digest, tenant, id, generation, revision, epoch, created_at, updated_at,
+            run_sum, step_sum, tokens, seal
+        )
+        select t.key, t.digest, t.tenant_digest, t.tenant, t.id, t.generation, t.revision, t.epoch, v_now, v_now,
+            d.runs, d.steps, t.tokens, {schema}.seal_1(
+                t.digest || t.tokens,
+                t.key || ' ' || t.generation || ' ' || t.revision || ' ' || t.epoch || ' 0 0 0 0 ' || v_now || ' '
+                    || v_now || ' 0 0 0 0 ' || d.runs || ' ' || d.steps
+            )
+        from t join d on d.number = t.number where t.is_new
+    )
+    select t.generation, case when d.number is not null then t.revision end, t.epoch, v_now,
+        d.kept_statuses, d.kept_bodies
+    from c left join t on t.number = c.number left join d on d.number = c.number order by c.number;
+end
+$outlive$;
+
 -- What a client decides --------------------------------------------------------------------------
 
 -- Find or create the row of a thread, and lock it. Return 'made', 'found', or the problem: 'gone',

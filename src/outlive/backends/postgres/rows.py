@@ -89,9 +89,14 @@ def blobs(values: Sequence[bytes | None]) -> bytes:
     return _array(_BYTEA, values)
 
 
-def numbers(values: Sequence[int]) -> bytes:
+def numbers(values: Sequence[int | None]) -> bytes:
     """Return an array of bigint."""
     return _array(_BIGINT, [number(value) for value in values])
+
+
+def flags(values: Sequence[bool]) -> bytes:
+    """Return an array of boolean."""
+    return _array(_BOOL, [flag(value) for value in values])
 
 
 def texts(values: Sequence[str]) -> bytes:
@@ -99,7 +104,7 @@ def texts(values: Sequence[str]) -> bytes:
     return _array(_TEXT, [text(value) for value in values])
 
 
-_BYTEA, _BIGINT, _TEXT, _JSONB = 17, 20, 25, 3802  # as the server numbers types
+_BOOL, _BYTEA, _BIGINT, _TEXT, _JSONB = 16, 17, 20, 25, 3802  # as the server numbers types
 
 
 def _array(kind: int, values: Sequence[bytes | None]) -> bytes:

@@ -7,23 +7,41 @@ all of it or nothing. If the answer is lost, the same call is sent again: `save_
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
-from outlive.backend import CheckpointRecord, Commit, EntryRecord, Receipt, ThreadKey, WriteRecord, stamped
-from outlive.backend.entries import check_kinds
+from outlive.backend import (
+    ABSENT,
+    NEXT,
+    WALL,
+    CheckpointRecord,
+    Commit,
+    EntryRecord,
+    Receipt,
+    ThreadKey,
+    WriteRecord,
+    stamped,
+)
+from outlive.backend.entries import check_kinds, wakes
 from outlive.backends.postgres.connection import Parameter
 from outlive.backends.postgres.rows import (
+    CLOCK,
     Cells,
     blobs,
     checkpoint_checksum,
     digest,
     document,
+    entry_checksum,
     entry_documents,
     entry_name,
     flag,
+    flags,
+    lease_us,
     number,
+    numbers,
     space,
     text,
+    texts,
     to_blobs,
     to_maybe_text,
     to_number,
@@ -38,6 +56,7 @@ from outlive.errors import BadArgument
 from outlive.runtime.runtime import Deadline
 
 _MOST_BYTES = 1_000_000_000  # of one message to the server
+_GROUP_LOCK_MS = 250  # a thread that others hold for longer must not hold up the rest of a group
 
 
 def may_be_grouped(commit: Commit) -> bool:
@@ -49,6 +68,14 @@ def may_be_grouped(commit: Commit) -> bool:
     except BadArgument:
         return False
     return True
+
+
+def is_light(commit: Commit) -> bool:
+    """Tell whether a commit has entries alone, so that it can share a call with others."""
+    if commit.checkpoints or commit.chunks or commit.writes or not commit.entries or not is_plain(commit):
+        return False
+    names = {(entry.kind, entry.key) for entry in commit.entries}
+    return commit.generation is None and commit.expect_head is None and len(names) == len(commit.entries)
 
 
 def check_acceptable(commit: Commit) -> None:
@@ -83,6 +110,88 @@ def parameters(commit: Commit, void: bytes, deadline: Deadline) -> list[Paramete
         *_write_parameters(commit),
         *_entry_parameters(commit),
     ]
+
+
+def put_parameters(commits: Sequence[Commit], voids: Sequence[bytes], deadline: Deadline) -> list[Parameter]:
+    """Return the parameters of put_1, in its order."""
+    threads = [commit.thread for commit in commits]
+    tenants = [digest(thread.tenant) for thread in threads]
+    fences = [commit.fence for commit in commits]
+    waking = {tenant for tenant, commit in zip(tenants, commits, strict=True) if wakes(commit.entries)}
+    return [
+        b"%d" % min(_GROUP_LOCK_MS, lock_ms(deadline)),
+        blobs([thread.digest for thread in threads]),
+        blobs(tenants),
+        texts([thread.tenant for thread in threads]),
+        texts([thread.id for thread in threads]),
+        numbers([new_generation() for _ in commits]),
+        blobs([commit.token for commit in commits]),
+        blobs(voids),
+        numbers([commit.epoch for commit in commits]),
+        blobs([None if fence is None else entry_name(fence.kind, fence.key) for fence in fences]),
+        numbers([None if fence is None else fence.epoch for fence in fences]),
+        numbers([None if fence is None else fence.number for fence in fences]),
+        flags([_may_begin(commit) for commit in commits]),
+        blobs(sorted(waking)),
+        *_put_entries(commits),
+    ]
+
+
+def _may_begin(commit: Commit) -> bool:
+    """Tell whether a commit can be done in a thread that does not exist."""
+    return commit.fence is None and all(entry.expect in (None, ABSENT) for entry in commit.entries)
+
+
+def _put_entries(commits: Sequence[Commit]) -> list[Parameter]:
+    numbered = [(number, entry) for number, commit in enumerate(commits, 1) for entry in commit.entries]
+    entries = [entry for _, entry in numbered]
+    expected = [entry.expect or (None, None, None) for entry in entries]
+    return [
+        numbers([number for number, _ in numbered]),
+        blobs([entry_name(entry.kind, entry.key) for entry in entries]),
+        texts([entry.kind for entry in entries]),
+        texts([entry.key for entry in entries]),
+        texts([entry.status for entry in entries]),
+        numbers([entry.epoch for entry in entries]),
+        numbers([entry.fence for entry in entries]),
+        numbers([entry.revision for entry in entries]),
+        numbers([entry.until for entry in entries]),
+        texts([entry.clock for entry in entries]),
+        numbers([None if entry.lease_s is None else lease_us(entry.lease_s) for entry in entries]),
+        *(numbers([rank[place] for rank in expected]) for place in range(3)),
+        flags([entry.expect_lapsed for entry in entries]),
+        flags([entry.gone for entry in entries]),
+        blobs([entry_checksum(entry) for entry in entries]),
+        blobs([entry.body for entry in entries]),
+    ]
+
+
+def put_receipt(commit: Commit, cells: Cells) -> Receipt:
+    """Return the receipt of a commit that put_1 has done."""
+    generation, revision, _, now = (to_number(cell) for cell in cells[:4])
+    kept = zip(to_blobs(cells[4]), to_blobs(cells[5]), strict=True)
+    entries = []
+    for entry in commit.entries:
+        status, body = entry.status, entry.body
+        if body is None:
+            stored_status, body = next(kept)
+            status = to_text(stored_status)
+        is_leased = entry.lease_s is not None
+        entries.append(
+            EntryRecord(
+                entry.kind,
+                entry.key,
+                body,
+                status,
+                entry.epoch,
+                revision if entry.fence == NEXT else entry.fence,
+                entry.revision,
+                now + lease_us(entry.lease_s) if entry.lease_s is not None else entry.until,
+                CLOCK if is_leased and entry.clock != WALL else entry.clock,
+                gone=entry.gone,
+            )
+        )
+    return Receipt(generation, revision, entries=tuple(entries))
 
 
 _NO_CHECKPOINT: list[Parameter] = [None] * 18

@@ -11,6 +11,7 @@ from outlive.backends.postgres.rows import CHECKPOINT, ENTRY, MANY, THREAD, WRIT
 VERSION = 1  # of the tables and functions
 
 _ARGUMENTS = ", ".join(f"${place}" for place in range(1, 43))  # of save_1
+_ARGUMENTS_OF_PUT = ", ".join(f"${place}" for place in range(1, 33))
 # The newest record of a namespace: its place by the index alone, whatever the planner knows of the
 # table; then, of records that have the same place because stores were merged, the one with the
 # greatest id.
@@ -285,6 +286,16 @@ from (select 1) q left join t on true left join lateral (
 order by left(e.key, 400) collate "C", e.key
 """
 
+# The next entries of a kind that nobody has locked. The commit that claims one checks its thread, so
+# its thread's sums are not compared here.
+_RESERVE = f"""
+select t.id, t.digest, {ENTRY} from {{schema}}.entry e join {{schema}}.thread t on t.key = e.thread
+where e.tenant_digest = $1::bytea and e.kind = $2::text
+    and left(e.key, 400) >= $3::text and left(e.key, 400) <= $4::text
+    and starts_with(e.key, $5::text) and ($6::text is null or e.key > $6::text)
+order by left(e.key, 400) collate "C" limit $7::bigint for update of e skip locked
+"""
+
 _WRITES = f"""
 select case when t.key is null then {_IS_GONE.replace("{digest}", "$1")}
         when w.thread is null and {_HAS_OTHER_KEY} then {OTHER_KEY} {{check}} else 0 end::bigint, {WRITE}
@@ -351,6 +362,8 @@ class Statements:
     """The statements of one schema, by what they do."""
 
     save: str
+    put: str
+    reserve: str
     share: str
     read_head: str
     read_head_of: str
@@ -401,6 +414,8 @@ def statements(schema: str) -> Statements:
     by_id = "select 1 from {schema}.checkpoint x where x.thread = t.key and x.id = $6::text and x.namespace = $7::text"
     return Statements(
         save=f"select * from {schema}.save_1({_ARGUMENTS})",
+        put=f"select * from {schema}.put_1({_ARGUMENTS_OF_PUT})",
+        reserve=of(_RESERVE),
         share=f"select {schema}.share_1($1, $2, $3, $4, $5, $6, $7, $8)",
         read_head=read(newest("$2::bytea"), NO_HEAD, "c.seal is distinct from t.root_head"),
         read_head_of=read(

@@ -39,6 +39,7 @@ def parse_url(url: str, options: dict[str, Any]) -> BackendFactory:
     try:
         from outlive.backends.postgres.backend import PostgresBackend, first_statements
         from outlive.backends.postgres.connection import Connection, connect, split_hosts
+        from outlive.backends.postgres.groups import BlockingGroups, Groups, SuspendingGroups
         from outlive.backends.postgres.pool import BlockingPool, Connect, Pool, SuspendingPool
     except ImportError as error:
         raise ExtraMissing("postgresql://", "postgres") from error
@@ -56,16 +57,16 @@ def parse_url(url: str, options: dict[str, Any]) -> BackendFactory:
 
         return dial
 
-    def backend(pool: Pool, timeout_s: float | None) -> Backend:
+    def backend(pool: Pool, groups: Groups, timeout_s: float | None) -> Backend:
         return PostgresBackend(
-            pool, schema=schema, place=printable_url, max_retries=max_retries, timeout_s=timeout_s
+            pool, groups, schema=schema, place=printable_url, max_retries=max_retries, timeout_s=timeout_s
         )
 
     def sync(timeout_s: float | None) -> Backend:
-        return backend(BlockingPool(connector(wait_blocking), pool_size), timeout_s)
+        return backend(BlockingPool(connector(wait_blocking), pool_size), BlockingGroups(), timeout_s)
 
     async def asynchronous(timeout_s: float | None) -> Backend:
-        return backend(SuspendingPool(connector(wait_suspended), pool_size), timeout_s)
+        return backend(SuspendingPool(connector(wait_suspended), pool_size), SuspendingGroups(), timeout_s)
 
     return BackendFactory(printable_url, sync, asynchronous)
 

@@ -23,10 +23,12 @@ from outlive.backend import (
     Page,
     ReadResult,
     Receipt,
+    Reservation,
     ThreadKey,
     ThreadQuery,
     ThreadRecord,
     Totals,
+    Unreserved,
     WriteRecord,
 )
 from outlive.backends.redis import rows
@@ -77,6 +79,9 @@ class RedisBackend:
         watch = RedisWatch(self.session, tenant)
         await watch.listen(0.0)
         return watch
+
+    async def reserve(self) -> Reservation:
+        return Unreserved(self)
 
     # Committing
 

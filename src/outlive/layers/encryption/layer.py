@@ -42,6 +42,7 @@ from outlive.backend import (
     Page,
     ReadResult,
     Receipt,
+    Reservation,
     ThreadKey,
     ThreadQuery,
     ThreadRecord,
@@ -139,8 +140,13 @@ class Encrypted:
     # Down: encrypting
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        return await self._commit_to(self.inner, commits)
+
+    async def _commit_to(
+        self, inner: Backend | Reservation, commits: Sequence[Commit]
+    ) -> list[Receipt | OutliveError]:
         encrypted = [self._encrypt(commit) for commit in commits]
-        results = await self.inner.commit_all(encrypted)
+        results = await inner.commit_all(encrypted)
         return [self._decrypt_result(*three) for three in zip(commits, encrypted, results, strict=True)]
 
     def _encrypt(self, commit: Commit) -> Commit:
@@ -299,7 +305,12 @@ class Encrypted:
     async def entries(
         self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
-        entries = await self.inner.entries(query, timeout_s=timeout_s)
+        return await self._list_from(self.inner, query, timeout_s)
+
+    async def _list_from(
+        self, inner: Backend | Reservation, query: EntryQuery, timeout_s: float | None
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
+        entries = await inner.entries(query, timeout_s=timeout_s)
         return [(key, self._decrypt_entry(key, entry)) for key, entry in entries]
 
     async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
@@ -333,8 +344,31 @@ class Encrypted:
     async def watch(self, tenant: str) -> Watch:
         return await self.inner.watch(tenant)
 
+    async def reserve(self) -> Reservation:
+        inner = await self.inner.reserve()
+        return _EncryptedReservation(inner, self)
+
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         return await self.inner.audit(thread)
 
     async def close(self) -> None:
         await self.inner.close()
+
+
+class _EncryptedReservation:
+    """A reservation of the inner backend, with the same encryption."""
+
+    def __init__(self, inner: Reservation, layer: Encrypted) -> None:
+        self._inner = inner
+        self._layer = layer
+
+    async def entries(
+        self, query: EntryQuery, *, timeout_s: float | None = None
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
+        return await self._layer._list_from(self._inner, query, timeout_s)
+
+    async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        return await self._layer._commit_to(self._inner, commits)
+
+    async def release(self) -> None:
+        await self._inner.release()

@@ -73,8 +73,10 @@ from outlive.backend import (
     Page,
     ReadResult,
     Receipt,
+    Reservation,
     ThreadKey,
     ThreadQuery,
+    Unreserved,
     shortest_timeout,
 )
 from outlive.backend.entries import NAMING
@@ -260,6 +262,10 @@ class Replicate:
         watch = PairWatch(self.stores, tenant)
         await watch.follow()
         return watch
+
+    async def reserve(self) -> Reservation:
+        """Reserve nothing: a commit to both stores is more than one transaction."""
+        return Unreserved(cast(Backend, self))
 
     def __getattr__(self, name: str) -> Any:
         if name not in _READS:

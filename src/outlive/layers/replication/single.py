@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from outlive.backend import Backend, Commit, Receipt, ThreadKey
+from outlive.backend import Backend, Commit, Receipt, Reservation, ThreadKey, Unreserved
 from outlive.errors import Corrupt, EntryHeld, OutliveError, ReplicaOpenedAlone, StoreBusy
 from outlive.layers.replication.outbox_entry import leaving_tombstones
 from outlive.layers.replication.pair import (
@@ -67,6 +67,10 @@ class SingleReplica:
         if self._record is not None:
             return [_refusal(self._record) for _ in commits]
         return await self.inner.commit_all([leaving_tombstones(commit) for commit in commits])
+
+    async def reserve(self) -> Reservation:
+        """Reserve nothing."""
+        return Unreserved(cast(Backend, self))
 
     async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
         """Copy chunks from thread to thread, unless nothing may be changed."""

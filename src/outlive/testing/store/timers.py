@@ -218,16 +218,18 @@ class TimerContract(Contract):
             await run.release()
         run = await store.run("five", run_id="five", agent="ab").start()
         await run.release()
-        page = await list_ready(store._engine, "", "a", limit=3)
+        page = await list_ready(store._engine.backend, store._engine.codec, "", "a", limit=3)
         assert [ticket.run_id for ticket in page.tickets] == ["four", "two", "one"]
         assert [ticket.priority for ticket in page.tickets] == [999, 5, 0]
-        (rest,) = (await list_ready(store._engine, "", "a", limit=3, after=page.after)).tickets
+        (rest,) = (
+            await list_ready(store._engine.backend, store._engine.codec, "", "a", limit=3, after=page.after)
+        ).tickets
         assert (rest.run_id, rest.thread, rest.namespace) == ("three", ThreadKey.of("", "three"), "")
         assert await list_agents(store._engine, "", 9) == ["a", "ab"]
         await store.cancel("four")
         async with store.run("two", run_id="two"):
             pass
-        page = await list_ready(store._engine, "", "a", limit=9)
+        page = await list_ready(store._engine.backend, store._engine.codec, "", "a", limit=9)
         assert [ticket.run_id for ticket in page.tickets] == ["one", "three"]
         assert page.after is None
 
