@@ -65,6 +65,13 @@ class ProgramTypes(Registry):
         """Tell whether a type is registered, or was seen, under `tag`."""
         return self._registered.has(tag) or super().has(tag)
 
+    def advice(self, cls: type) -> str:
+        """Say what to do so that objects of a class can be stored."""
+        return (
+            f"{cls.__module__}.{cls.__qualname__} is no data class (dataclass, pydantic model, namedtuple, Enum, ...); "
+            f"convert it, or call outlive.register({cls.__name__}, encode=..., decode=...)"
+        )
+
     def _learn(self, cls: type) -> RegisteredType | None:
         if cls in NATIVE or cls.__module__ in ("builtins", "numpy"):
             return None

@@ -110,6 +110,11 @@ class Registry:
         """Tell whether something is registered under `tag`."""
         return tag in self._by_tag
 
+    def advice(self, cls: type) -> str:
+        """Say what to do so that objects of a class can be stored."""
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        return f"{name} is not registered; call outlive.register({cls.__name__}, tag=...) or convert it"
+
     def add_annotated(self, root: Any) -> None:
         """Register every class that the annotations of `root` name, under its own name."""
         seen: set[Any] = set()

@@ -56,8 +56,13 @@ class ValueCodec(Codec):
         reduced = super().reduce(value)
         return self._through_serializer(value) if reduced is None else reduced
 
-    def _through_serializer(self, value: Any) -> Scalar:
-        kind, data = self._serde.dumps_typed(value)
+    def _through_serializer(self, value: Any) -> Scalar | None:
+        try:
+            kind, data = self._serde.dumps_typed(value)
+        except TypeError as error:
+            if str(error).startswith("Type is not msgpack serializable"):
+                return None  # the codec says what to do
+            raise
         if kind == "msgpack" and type(alone := ormsgpack.unpackb(data, ext_hook=Raw, option=_KEYS)) is Raw:
             return FIRST + alone.code, alone.payload
         return TYPED, ormsgpack.packb([kind, data])
@@ -194,6 +199,9 @@ class _AllTypes(Registry):
             if (entry := registry.of(cls)) is not None:
                 return entry
         return None
+
+    def advice(self, cls: type) -> str:
+        return (self._own or [self._user])[-1].advice(cls)
 
     def tagged(self, tag: str, version: int) -> RegisteredType:
         if tag in _TAGS:

@@ -88,9 +88,6 @@ class StrictSerializer(JsonPlusSerializer):
             raise TypeError(
                 f"{module}.{name} is not known to this saver, and could not be loaded again: add {name}, or the class "
                 f"of your state, to OutliveSaver(..., types=[...]), or call outlive.register({name})"
-                if self.is_strict
-                else f"{module}.{name} is no data class, and could not be loaded again: call "
-                f"outlive.register({name}, encode=..., decode=...), or convert it"
             )
         if is_own:
             self._check_return(data)

@@ -59,6 +59,14 @@ class UserTypes(Registry):
                 raise
             return  # only an annotation names it; it may never be stored
 
+    def advice(self, cls: type) -> str:
+        """Say what to do so that objects of a class can be stored."""
+        name = cls.__name__
+        return (
+            f"{cls.__module__}.{cls.__qualname__} is not known to this saver: add {name}, or the class of your state, "
+            f"to OutliveSaver(..., types=[...]), or call outlive.register({name})"
+        )
+
     def tagged(self, tag: str, version: int) -> RegisteredType:
         """Return the class of a tag, or raise UnknownTag."""
         if not self.has(tag):
