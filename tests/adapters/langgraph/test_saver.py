@@ -323,7 +323,7 @@ def test_values_come_back_as_they_were_from_channels_and_writes(saver, value):
 def test_what_would_not_come_back_as_it_was_is_refused(saver, value):
     with pytest.raises(outlive.errors.Unencodable) as refused:
         put(saver, "1", values={"a": [value]})
-    assert refused.value.path == "state.channel_values.a[0]"
+    assert refused.value.path == "a[0]"
 
 
 @pytest.mark.parametrize("value", [Even([1]), AIMessage("hello").text])
