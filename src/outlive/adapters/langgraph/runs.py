@@ -8,8 +8,9 @@ checkpoint of the run, or with its input when there is none yet.
 
     store.recover({"assistant": lambda run: resume_graph(graph, run)})
 
-A graph that stops to ask a person (`interrupt`) ends its run; the answer, `Command(resume=...)`, is
-the input of the next run.
+A graph that stops to ask a person (`interrupt`) makes its run wait: see `interrupts.py`. The answer
+comes by `store.answer` from any process, or as the input of `run_graph`, `Command(resume=...)`. Then
+the same run continues.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from outlive.adapters.langgraph.config import thread_of
+from outlive.adapters.langgraph.interrupts import answer_run, questions_of, resumed_by
 from outlive.adapters.langgraph.saver import OutliveSaver
 from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.values.codec import ValueCodec
@@ -59,16 +61,20 @@ def run_graph(
 ) -> Any:
     """Invoke a graph as a run of `store` (default: the store of its checkpointer) and return its output.
 
-    With the `run_id` of a run that has ended, return that run's output and invoke nothing.
+    With the `run_id` of a run that has ended, return that run's output and invoke nothing. A graph
+    that stops at `interrupt()` makes its run wait: the output has the interrupts, as with
+    `graph.invoke`. `store.answer`, or another call with `Command(resume=...)`, continues that run.
     `store.recover` chooses a handler by `agent` (default: the graph's name). `options` go to
     `graph.invoke`, with durability="sync" unless you pass another one. Raises ThreadBusy while
     another run has this thread, LeaseLost when another process has taken this run over.
     """
     inner = _store_of(graph, store)._store
     info = _info(inner, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
-    with Run(inner._run(info, is_bare=True, is_named=run_id is not None)) as started:
+    is_named = run_now(answer_run(inner, info, input, is_named=run_id is not None))
+    with Run(inner._run(info, is_bare=True, is_named=is_named)) as started:
         graph_run = _GraphRun(graph, started._run, config)
-        return graph_run.output() if started.is_finished else graph_run.invoke(options)
+        return graph_run.stored_output() if started.is_finished else graph_run.invoke(options)
+    return graph_run.output  # it waits
 
 
 def resume_graph(graph: Any, run: Run, *, config: RunnableConfig | None = None, **options: Any) -> Any:
@@ -94,9 +100,11 @@ async def arun_graph(
     if not isinstance(store, AsyncStore):
         raise BadArgument("arun_graph needs the store: arun_graph(..., store=await outlive.open_async(url))")
     info = _info(store, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
-    async with store._run(info, is_bare=True, is_named=run_id is not None) as started:
+    is_named = await answer_run(store, info, input, is_named=run_id is not None)
+    async with store._run(info, is_bare=True, is_named=is_named) as started:
         graph_run = _GraphRun(graph, started, config)
-        return await graph_run.aoutput() if started.is_finished else await graph_run.ainvoke(options)
+        return await graph_run.astored_output() if started.is_finished else await graph_run.ainvoke(options)
+    return graph_run.output  # it waits
 
 
 async def aresume_graph(
@@ -129,6 +137,7 @@ class _GraphRun:
         saver = OutliveSaver(store, serde=serde)._fenced(fence)
         self.graph = graph.copy({"checkpointer": saver})
         self.config = _config(config, run.info)
+        self.output: Any = None  # of the last invocation
 
     def invoke(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or continue from its last checkpoint."""
@@ -137,9 +146,17 @@ class _GraphRun:
         if point is not None and self._is_over(point, state):
             self._run.info.result = [_MARK, "checkpoint", point.id]
             return self._output_of(state)
-        output = self.graph.invoke(self._input(point), self.config, **{**_DEFAULTS, **options})
-        self._run.info.result = run_now(self._result())
-        return output
+        input = self._input(point)
+        questions = {} if state is None else questions_of(state)
+        self.output = None if state is None else self._output_of(state)
+        while True:
+            if questions:
+                input = resumed_by(questions, run_now(self._run.ask_all(questions)))
+            self.output = self.graph.invoke(input, self.config, **{**_DEFAULTS, **options})
+            questions = questions_of(self.graph.get_state(self.config))
+            if not questions:
+                self._run.info.result = run_now(self._result())
+                return self.output
 
     async def ainvoke(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or continue from its last checkpoint."""
@@ -148,15 +165,23 @@ class _GraphRun:
         if point is not None and self._is_over(point, state):
             self._run.info.result = [_MARK, "checkpoint", point.id]
             return self._output_of(state)
-        output = await self.graph.ainvoke(self._input(point), self.config, **{**_DEFAULTS, **options})
-        self._run.info.result = await self._result()
-        return output
+        input = self._input(point)
+        questions = {} if state is None else questions_of(state)
+        self.output = None if state is None else self._output_of(state)
+        while True:
+            if questions:
+                input = resumed_by(questions, await self._run.ask_all(questions))
+            self.output = await self.graph.ainvoke(input, self.config, **{**_DEFAULTS, **options})
+            questions = questions_of(await self.graph.aget_state(self.config))
+            if not questions:
+                self._run.info.result = await self._result()
+                return self.output
 
-    def output(self) -> Any:
+    def stored_output(self) -> Any:
         """Return the output of a run that has ended."""
         return self._output_of(self.graph.get_state(self._last()))
 
-    async def aoutput(self) -> Any:
+    async def astored_output(self) -> Any:
         """Return the output of a run that has ended."""
         return self._output_of(await self.graph.aget_state(self._last()))
 
@@ -262,7 +287,7 @@ def _store_of(graph: Any, store: Store | None) -> Store:
 
 def _serde_of(graph: Any) -> SerializerProtocol:
     saver = getattr(graph, "checkpointer", None)
-    return saver.serde if isinstance(saver, BaseCheckpointSaver) else StrictSerializer()
+    return saver.serde if isinstance(saver, BaseCheckpointSaver) else StrictSerializer(strict=False)
 
 
 def _pack(codec: ValueCodec, value: Any) -> list[Any]:
