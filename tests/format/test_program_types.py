@@ -101,7 +101,7 @@ class Point(NamedTuple):
     y: int = 0
 
 
-class Row(collections.namedtuple("Row", "a b")):
+class Row(collections.namedtuple("Row", "a b")):  # noqa: PYI024, SLOT002
     def __new__(cls, a, b):
         calls.append("Row.__new__")
         return super().__new__(cls, a, b)
@@ -121,7 +121,7 @@ class Rights(enum.Flag):
     WRITE = 2
 
 
-class Text(str):
+class Text(str):  # noqa: SLOT000
     def __new__(cls, value):
         calls.append("Text.__new__")
         return super().__new__(cls, value)
@@ -150,7 +150,7 @@ class Slotted(int):
     pass
 
 
-class Pairs(tuple):
+class Pairs(tuple):  # noqa: SLOT001  # its objects have attributes
     pass
 
 
@@ -178,7 +178,9 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES, ids=[f"{n}-{type(value).__name__}" for n, value in enumerate(VALUES)])
+@pytest.mark.parametrize(
+    "value", VALUES, ids=[f"{n}-{type(value).__name__}" for n, value in enumerate(VALUES)]
+)
 def test_a_data_class_comes_back_in_another_process_and_its_code_does_not_run(value):
     packed = codec().pack(value)
     calls.clear()
@@ -310,7 +312,7 @@ def test_nothing_is_imported():
 
 
 @pytest.mark.parametrize(
-    ("tag", "value"),
+    "tag, value",
     [
         (f"{HERE}:Plan", {"city": "a", "days": 1, "more": 1}), (f"{HERE}:Plan", {}), (f"{HERE}:Plan", [1]), (f"{HERE}:Plan", 5),
         (f"{HERE}:Colour", "blue"), (f"{HERE}:Colour", 1), (f"{HERE}:Rights", "x"), (f"{HERE}:Text", 5), (f"{HERE}:Pairs", "ab"),
@@ -341,7 +343,9 @@ def test_of_classes_inside_functions_the_one_that_was_saved_last_is_meant():
         codec().unpack(packed)
 
 
-@pytest.mark.parametrize("value", [effect, Plain(), Failure(), object(), range(3), sys, Plan], ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    "value", [effect, Plain(), Failure(), object(), range(3), sys, Plan], ids=lambda value: str(value)[:20]
+)
 def test_what_is_no_data_is_refused_at_save(value):
     with pytest.raises(Unencodable):
         codec().pack({"a": value})

@@ -140,7 +140,7 @@ def _defaults(fields: Iterable[Any], missing: object) -> dict[str, Callable[[], 
 
 
 def _restore(cls: type, fields: Mapping[str, Any]) -> Any:
-    obj = object.__new__(cls)
+    obj: Any = object.__new__(cls)
     for name, value in fields.items():
         _set(obj, name, value)
     return obj
@@ -151,9 +151,7 @@ def _restore(cls: type, fields: Mapping[str, Any]) -> Any:
 
 def _dataclass(cls: Any) -> Anatomy:
     stored = dataclasses.fields(cls)
-    fields = _Fields(
-        cls, (field.name for field in stored), _defaults(stored, dataclasses.MISSING)
-    )
+    fields = _Fields(cls, (field.name for field in stored), _defaults(stored, dataclasses.MISSING))
     return Anatomy(fields.of, lambda value: _restore(cls, fields.match(value)))
 
 
@@ -295,24 +293,31 @@ def _subclass(cls: Any) -> Anatomy:
 def _slots(cls: type) -> list[str]:
     slots = cls.__dict__.get("__slots__", ())
     names = [slots] if isinstance(slots, str) else list(slots)
-    return [
-        name for name in names if isinstance(cls.__dict__.get(name), types.MemberDescriptorType)
-    ]
+    return [name for name in names if isinstance(cls.__dict__.get(name), types.MemberDescriptorType)]
 
 
 def _plain_value(plain: Any, obj: Any) -> Any:
     """Return the built-in part of an object, whatever methods its class overrides."""
     if plain is dict:
-        return dict(collections.OrderedDict.items(obj) if isinstance(obj, collections.OrderedDict) else dict.items(obj))
+        return dict(
+            collections.OrderedDict.items(obj)
+            if isinstance(obj, collections.OrderedDict)
+            else dict.items(obj)
+        )
     if plain in (list, set, frozenset):
         return plain(plain.__iter__(obj))
     if plain is tuple:  # as a list: a tuple holds the value and its attributes
         return list(tuple.__iter__(obj))
-    return {str: str.__str__, int: int.__int__, float: float.__float__, bytes: _bytes}[plain](obj)
+    return _SCALARS[plain](obj)
 
 
 def _bytes(obj: bytes) -> bytes:
     return bytes.__getitem__(obj, slice(None))
+
+
+_SCALARS: dict[Any, Callable[[Any], Any]] = {
+    str: str.__str__, int: int.__int__, float: float.__float__, bytes: _bytes,
+}  # fmt: skip
 
 
 def _filled(base: Any, cls: type, value: Any) -> Any:
@@ -324,5 +329,6 @@ def _filled(base: Any, cls: type, value: Any) -> Any:
         for key, item in value.items():  # its update() would call an overridden __setitem__
             base.__setitem__(obj, key, item)
     else:
-        (list.extend if base is list else base.update)(obj, value)
+        add: Callable[..., Any] = list.extend if base is list else base.update
+        add(obj, value)
     return obj

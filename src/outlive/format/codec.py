@@ -323,7 +323,9 @@ class _Walk:
         except OutliveError:
             raise
         except Exception as error:
-            raise Unencodable(_shorten(path), f"{class_name(value)} cannot be taken apart ({error})") from error
+            raise Unencodable(
+                _shorten(path), f"{class_name(value)} cannot be taken apart ({error})"
+            ) from error
         if reduced is None:
             raise Unencodable(_shorten(path), self._codec.advice(value))
         return reduced

@@ -134,7 +134,8 @@ def _living() -> Iterator[type]:
     seen: set[int] = set()  # ids: a metaclass may define what equal means
     todo: list[type] = [object]
     while todo:
-        for cls in type.__subclasses__(todo.pop()):
+        classes: list[type] = type.__subclasses__(todo.pop())
+        for cls in classes:
             if id(cls) not in seen:
                 seen.add(id(cls))
                 todo.append(cls)

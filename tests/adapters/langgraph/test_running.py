@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from langgraph.types import Command, interrupt
+from pydantic import BaseModel
 
 import outlive
 from adapters.langgraph.graphs import Log, asks, fan, line, says, thread
@@ -121,20 +122,66 @@ def test_while_a_run_goes_on_no_other_has_its_thread(store):
     assert refused == ["r", "r"]
 
 
-def test_an_interrupt_ends_the_run_and_the_answer_is_the_next(store):
+def test_an_interrupt_makes_the_run_wait_and_the_answer_continues_it(store):
     graph = line(Log, a=says("a"), ask=asks("ask"), b=says("b")).compile()
-    asked = run_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="question")
+    asked = run_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r")
     assert asked["log"] == ["in", "a"]
-    assert [one.value for one in asked["__interrupt__"]] == ["ask?"]
-    again = run_graph(graph, None, thread_id="t", store=store, run_id="question")
-    assert again["log"] == asked["log"]
-    assert [one.value for one in again["__interrupt__"]] == ["ask?"]
-    answered = run_graph(graph, Command(resume="yes"), thread_id="t", store=store, run_id="answer")
-    assert answered == {"log": ["in", "a", "ask=yes", "b"]}
-    assert {found.id: found.status for found in store.runs()} == {
-        "question": "completed",
-        "answer": "completed",
+    assert [interrupt.value for interrupt in asked["__interrupt__"]] == ["ask?"]
+    (question,) = store.questions()
+    assert (question.run, question.status, question.payload["node"], question.payload["value"]) == (
+        "r", "open", "ask", "ask?",
+    )  # fmt: skip
+    assert store.find_run("r").status == "waiting"
+    again = run_graph(graph, None, thread_id="t", store=store, run_id="r")
+    assert again == asked
+    with pytest.raises(outlive.errors.BadArgument, match="run 'r' of this thread waits for this answer"):
+        run_graph(graph, Command(resume="yes"), thread_id="t", store=store, run_id="another")
+    expected = {"log": ["in", "a", "ask=yes", "b"]}
+    assert run_graph(graph, Command(resume="yes"), thread_id="t", store=store) == expected
+    assert [(run.id, run.status, run.attempt) for run in store.runs()] == [("r", "completed", 1)]
+    assert list(store.questions()) == []
+    assert run_graph(graph, None, thread_id="t", store=store, run_id="r") == expected
+
+
+def test_an_answer_from_another_process_makes_a_worker_continue_the_graph(store):
+    graph = line(Log, a=says("a"), ask=asks("ask"), b=says("b")).compile(name="assistant")
+    run_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r")
+    handlers = {"assistant": lambda run: resume_graph(graph, run)}
+    assert store.recover(handlers).resumed == []  # it waits, and is no dead run
+    (question,) = store.questions(agent="assistant")
+    store.answer("r", question.name, "yes", by="support")
+    with pytest.raises(outlive.errors.AlreadyAnswered):
+        store.answer("r", question.name, "no")
+    assert [run.id for run in store.recover(handlers).resumed] == ["r"]
+    assert run_graph(graph, None, thread_id="t", store=store, run_id="r") == {
+        "log": ["in", "a", "ask=yes", "b"]
     }
+
+
+class Decision(BaseModel):
+    ok: bool
+
+
+def test_several_interrupts_are_answered_by_id_and_checked_by_their_schemas(store):
+    def decide(state):
+        decision = interrupt({"why": Decision(ok=False)}, response_schema=Decision)
+        return {"log": [decision, interrupt("and now?")]}
+
+    graph = fan(Log, says("first"), says("last"), decide=decide, other=asks("other")).compile()
+    run_graph(graph, {"log": []}, thread_id="t", store=store, run_id="r")
+    asked = {question.payload["node"]: question for question in store.questions()}
+    assert asked["decide"].payload["value"] == {"why": {"ok": False}}
+    assert asked["decide"].schema["properties"]["ok"]["type"] == "boolean"
+    with pytest.raises(outlive.errors.BadArgument, match="asks 2 questions"):
+        run_graph(graph, Command(resume="x"), thread_id="t", store=store)
+    with pytest.raises(outlive.errors.AnswerRefused, match="ok"):
+        store.answer("r", asked["decide"].name, {"ok": "perhaps"})
+    resume = {asked["decide"].payload["id"]: {"ok": True}, asked["other"].payload["id"]: "fine"}
+    output = run_graph(graph, Command(resume=resume), thread_id="t", store=store)
+    assert [interrupt.value for interrupt in output["__interrupt__"]] == ["and now?"]
+    output = run_graph(graph, Command(resume="done"), thread_id="t", store=store)
+    assert output["log"] == ["first", Decision(ok=True), "done", "other=fine", "last"]
+    assert [(run.id, run.status) for run in store.runs()] == [("r", "completed")]
 
 
 def test_what_a_node_raises_is_raised_and_the_run_has_failed(store):
@@ -153,18 +200,14 @@ def test_an_async_run_does_the_same(url, folder):
     async def main():
         graph = line(Log, a=counted(folder, "a"), ask=asks("ask"), b=counted(folder, "b")).compile()
         async with outlive.open_async(url) as store:
-            asked = await arun_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="question")
+            asked = await arun_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r")
             assert [one.value for one in asked["__interrupt__"]] == ["ask?"]
             for _ in range(2):
                 answered = await arun_graph(
-                    graph, Command(resume="yes"), thread_id="t", store=store, run_id="answer"
+                    graph, Command(resume="yes"), thread_id="t", store=store, run_id="r"
                 )
                 assert answered == {"log": ["in", "a", "ask=yes", "b"]}
-            runs = [found async for found in store.runs()]
-            assert sorted((found.id, found.status) for found in runs) == [
-                ("answer", "completed"),
-                ("question", "completed"),
-            ]
+            assert [(run.id, run.status) async for run in store.runs()] == [("r", "completed")]
 
     asyncio.run(main())
     assert traces(folder) == ["a", "b"]
@@ -264,7 +307,6 @@ def answer_and_die(report, url, folder, where):
             Command(resume="yes"),
             thread_id="t",
             store=store,
-            run_id="answer",
             agent="assistant",
             lease_s=LEASE_S,
         )
@@ -459,8 +501,8 @@ def test_a_run_that_was_killed_while_it_acted_on_an_answer_still_has_the_answer(
     with workers.spawn(answer_and_die, url, str(folder), where) as worker:
         assert worker.receive() is None
     with outlive.open(url) as store:
-        assert recovered(store, asking_graph(folder)).id == "answer"
-        output = run_graph(asking_graph(folder), None, thread_id="t", store=store, run_id="answer")
+        assert recovered(store, asking_graph(folder)).id == "question"
+        output = run_graph(asking_graph(folder), None, thread_id="t", store=store, run_id="question")
         assert output == {"log": ["in", "before", "answer yes", "ask", "after"]}
     assert (
         traces(folder)

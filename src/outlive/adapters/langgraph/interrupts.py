@@ -55,12 +55,16 @@ async def answer_run(store: AsyncStore, run: RunInfo, input: Any, *, is_named: b
         return is_named
     waiting = asked[0].run
     if is_named and waiting != run.id:
-        raise BadArgument(f"run {waiting!r} of this thread waits for this answer; leave out run_id, or pass that one")
+        raise BadArgument(
+            f"run {waiting!r} of this thread waits for this answer; leave out run_id, or pass that one"
+        )
     ids = {_interrupt_id(question): question.name for question in asked if question.run == waiting}
     resume = input.resume
     if not (isinstance(resume, Mapping) and resume and resume.keys() <= ids.keys()):
         if len(ids) > 1:
-            raise BadArgument(f"the graph asks {len(ids)} questions; answer with Command(resume={{id: answer}}): {[*ids]}")
+            raise BadArgument(
+                f"the graph asks {len(ids)} questions; answer with Command(resume={{id: answer}}): {[*ids]}"
+            )
         resume = dict.fromkeys(ids, resume)
     for id, value in resume.items():
         await store.answer(waiting, ids[id], value, by="Command(resume=...)", thread=run.thread)

@@ -87,7 +87,9 @@ class CheckpointOperations:
             draft.replace, draft.expect = True, None
             await self._engine.save(key, {**state, **await self._deltas_in(key, place.namespace, id)}, draft)
         except Unencodable as error:
-            raise Unencodable(error.path.removeprefix("state.channel_values."), error.reason, _STATE) from None
+            raise Unencodable(
+                error.path.removeprefix("state.channel_values."), error.reason, _STATE
+            ) from None
         return Place(place.thread, place.namespace, id)
 
     async def _deltas_in(self, key: ThreadKey, namespace: str, id: str) -> Mapping[str, Any]:
