@@ -103,12 +103,13 @@ class WrongLoop(CallerError, RuntimeError):
 
 
 class Unencodable(CallerError, TypeError):
-    """A value in the state cannot be stored exactly; `path` says where it is."""
+    """A value in the state cannot be stored exactly; `path` says where it is, and `source` who wrote it."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
+    def __init__(self, path: str, reason: str, source: str = "") -> None:
+        super().__init__(f"{path}: {reason}" + (f" ({source})" if source else ""))
         self.path = path
         self.reason = reason
+        self.source = source
 
 
 class UnknownTag(CallerError):

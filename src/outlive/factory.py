@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast
 
-from outlive.arguments import check_count, check_durability, check_flag, check_timeout
+from outlive.arguments import check_choice, check_count, check_durability, check_flag, check_timeout
 from outlive.backend import RESERVED, Backend, escape
 from outlive.backends.local.sync_local import SharedSyncLocal
 from outlive.backends.server.urls import BackendFactory
@@ -17,6 +17,8 @@ from outlive.errors import BadArgument, BadURL, KeyMissing, StoreMissing
 from outlive.events import EventSink, Watcher
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec
+from outlive.format.program_types import ProgramTypes
+from outlive.format.registry import default_registry
 from outlive.layers.encryption.keyring import KeyRing, is_encrypted, key_of
 from outlive.layers.replication.options import Replication
 from outlive.layers.replication.single import guarded
@@ -51,7 +53,7 @@ class StoreConfig:
     replication: Replication | None = None
     is_single: bool = False  # one store of a pair is used alone
     creates: bool = True
-    codec: Codec | None = None  # None: one that builds values of the types that the program registers
+    codec: Codec = field(default_factory=Codec)
 
 
 class StoreParts(NamedTuple):
@@ -75,6 +77,7 @@ def open(
     key: KeyRing | None = None,
     retain: Retain | None = None,
     replication: Replication | None = None,
+    types: Literal["registered", "program"] = "registered",
     single: bool = False,
     create: bool = True,
     **backend_options: Unpack[BackendOptions],
@@ -94,6 +97,7 @@ def open(
     key:          an `outlive.KeyRing`, to encrypt everything that is stored
     retain:       an `outlive.Retain`, to delete old checkpoints
     replication:  an `outlive.Replication`, to keep everything in a second store too
+    types:        "registered": states may hold classes of yours that `outlive.register` knows; "program": all data classes
     single:       use one store of a pair alone; the other one gets everything when both are opened again
     create:       False: raise StoreMissing instead of creating a store that does not exist
 
@@ -101,7 +105,7 @@ def open(
     options that are wrong, and StoreError when the store cannot be opened.
     """
     config = configure(
-        url, tenant, durability, cache_bytes, timeout_s, on_event, key, retain, replication, single, create, backend_options
+        url, tenant, durability, cache_bytes, timeout_s, on_event, key, retain, replication, types, single, create, backend_options
     )  # fmt: skip
     return Store(run_now(_open_inline(config)))
 
@@ -117,6 +121,7 @@ def open_async(
     key: KeyRing | None = None,
     retain: Retain | None = None,
     replication: Replication | None = None,
+    types: Literal["registered", "program"] = "registered",
     single: bool = False,
     create: bool = True,
     **backend_options: Unpack[BackendOptions],
@@ -126,7 +131,7 @@ def open_async(
     The options are those of `outlive.open`.
     """
     config = configure(
-        url, tenant, durability, cache_bytes, timeout_s, on_event, key, retain, replication, single, create, backend_options
+        url, tenant, durability, cache_bytes, timeout_s, on_event, key, retain, replication, types, single, create, backend_options
     )  # fmt: skip
     return PendingStore(config)
 
@@ -173,6 +178,7 @@ def configure(
     key: KeyRing | None = None,
     retain: Retain | None = None,
     replication: Replication | None = None,
+    types: str = "registered",
     single: bool = False,
     create: bool = True,
     backend_options: BackendOptions | None = None,
@@ -194,6 +200,7 @@ def configure(
         EventSink(*watchers),
         key,
         _check_retain(retain),
+        codec=_codec(types),
         is_single=check_flag("single", single),
         creates=check_flag("create", create),
     )
@@ -218,6 +225,14 @@ def _check_watchers(on_event: object) -> tuple[Watcher, ...]:
                 f"on_event must be a function that takes an outlive.Event, or a list of them, not {watcher!r:.100}"
             )
     return watchers
+
+
+def _codec(types: str) -> Codec:
+    check_choice("types", types, ("registered", "program"))
+    return Codec(_of_program) if types == "program" else Codec()
+
+
+_of_program = ProgramTypes(default_registry)  # one for all stores: what one has seen, another can load
 
 
 def _check_retain(retain: object) -> Retain | None:
@@ -374,7 +389,7 @@ async def _build(
     namer = _namer(key, target.settings.tenant)
     confirm = {} if pair is None else {"confirm_deletion": pair.confirm_deletion}
     engine = Engine(
-        backend, target.codec or Codec(), namer, Cache(target.cache_bytes), runtime,
+        backend, target.codec, namer, Cache(target.cache_bytes), runtime,
         events=target.events, timeout_s=target.settings.timeout_s, **confirm,
     )  # fmt: skip
     return StoreParts(engine, target.settings, opener, target.retain, pair)

@@ -89,8 +89,7 @@ def open_store(
         options = pair_options(url, options, takes_over=takes_over, needs_key=needs_key)
     # Inspecting a pair has shown that both stores exist, or that the one that is missing may be filled.
     options = {**options, "create": create or "secondary" in options}
-    codec = None if knows_types else OpaqueCodec()
-    with _open(url, options, codec, needs_key) as store:
+    with _open(url, options, None if knows_types else OpaqueCodec(), needs_key) as store:
         _check_encrypted(store, options.get("key"))
         yield store
 
@@ -100,7 +99,9 @@ def _open(url: str, options: dict[str, Any], codec: OpaqueCodec | None, needs_ke
     from outlive.layers.encryption.keyring import KeyRing
 
     check_url(url)
-    config = replace(configure_store(url, options), codec=codec)
+    config = configure_store(url, options)
+    if codec is not None:
+        config = replace(config, codec=codec)
     try:
         return OpenedStore(run_now(open_parts(config)))
     except KeyMissing:

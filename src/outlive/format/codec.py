@@ -126,6 +126,14 @@ class Codec:
             return tagged(entry.tag, entry.version, entry.encode(value))
         return reduce_numpy(value)
 
+    def advice(self, value: Any) -> str:
+        """Say why a value cannot be stored, and what to do."""
+        if type(value) is memoryview:
+            return "a memoryview cannot be stored; use bytes(view)"
+        if callable(value):
+            return f"{class_name(value)} is code, not data: keep it out of the state"
+        return self.registry.advice(type(value))
+
     def _pack_inner(self, value: Any) -> bytes:
         """Pack a part of a value; whatever is in the way is for the outermost call to explain."""
         return ormsgpack.packb(value, self._default, _OPTIONS)
@@ -315,21 +323,16 @@ class _Walk:
         except OutliveError:
             raise
         except Exception as error:
-            raise Unencodable(_shorten(path), f"{_name(value)} cannot be taken apart ({error})") from error
+            raise Unencodable(
+                _shorten(path), f"{class_name(value)} cannot be taken apart ({error})"
+            ) from error
         if reduced is None:
-            raise Unencodable(_shorten(path), _advice(value))
+            raise Unencodable(_shorten(path), self._codec.advice(value))
         return reduced
 
 
-def _advice(value: Any) -> str:
-    if type(value) is memoryview:
-        return "a memoryview cannot be stored; use bytes(view)"
-    if callable(value):
-        return f"{_name(value)} is code, not data: keep it out of the state"
-    return f"{_name(value)} is not registered; call outlive.register({type(value).__name__}, tag=...) or convert it"
-
-
-def _name(value: Any) -> str:
+def class_name(value: Any) -> str:
+    """Return module and name of a value's class."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 

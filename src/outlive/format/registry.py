@@ -1,39 +1,33 @@
-"""Which of the user's types may be stored, under which tag, and how they are taken apart and put together.
+"""Which of the user's types may be stored, and under which tag.
 
 A tag is the user's word for a type. It is independent of module and class name, so both may be
-renamed. Nothing is ever imported or called because stored data names it: an unknown tag stays
-unknown.
+renamed. A type that is registered without a word gets the tag `module:qualified.name`, so that two
+classes of the same name in two modules stay apart. Nothing is ever imported or called because
+stored data names it: an unknown tag stays unknown.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import decimal
-import enum
-import functools
-import inspect
-import sys
 import types
 import typing
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from outlive.errors import BadArgument, NeedsUpgrade, OutliveError, TypeChanged, UnknownTag
+from outlive.format.anatomy import PLAIN_BASES, Decode, Encode, anatomy_of, is_data_class
 
 Upgrade = Callable[[Any], Any]
-Encode = Callable[[Any], Any]
-Decode = Callable[[Any], Any]
 
-_PLAIN_BASES: tuple[type, ...] = (str, bytes, int, float, dict, list, tuple, set, frozenset)
 _DATED: tuple[type, ...] = (dt.datetime, dt.date, dt.time, dt.timedelta)
-_NATIVE: frozenset[type] = frozenset(
-    (*_PLAIN_BASES, *_DATED, bool, type(None), bytearray, complex, uuid.UUID, decimal.Decimal)
+NATIVE: frozenset[type] = frozenset(
+    (*PLAIN_BASES, *_DATED, bool, type(None), bytearray, complex, uuid.UUID, decimal.Decimal)
 )
 
-_OF_ADAPTERS = ("langchain.", "langgraph.", "langgraph:")  # tags of what they alone can build
+_OF_ADAPTERS = ("langchain.", "langgraph.")  # tags of what they alone can build
 _FROM_ADAPTER = "an adapter wrote this state (outlive.adapters): read it through that adapter"
 
 
@@ -91,7 +85,13 @@ class Registry:
                 f"the tag {tag!r} belongs to {taken.cls.__qualname__}; choose another for {cls.__qualname__}"
             )
         if encode is None or decode is None:
-            encode, decode = _anatomy(cls)
+            anatomy = anatomy_of(cls)
+            if anatomy is None:
+                raise BadArgument(
+                    f"{cls.__qualname__} is no dataclass, pydantic model, msgspec.Struct, attrs class, namedtuple, Enum "
+                    "or subclass of a built-in: give register() an encode= and a decode= function"
+                )
+            encode, decode = anatomy
         entry = RegisteredType(cls, tag, version, encode, decode, dict(upgrade or {}))
         self._by_type[cls] = self._by_tag[tag] = entry
 
@@ -110,8 +110,13 @@ class Registry:
         """Tell whether something is registered under `tag`."""
         return tag in self._by_tag
 
+    def advice(self, cls: type) -> str:
+        """Say what to do so that objects of a class can be stored."""
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        return f"{name} is not registered; call outlive.register({cls.__name__}, tag=...) or convert it"
+
     def add_annotated(self, root: Any) -> None:
-        """Register every class that the annotations of `root` name, under its own qualified name."""
+        """Register every class that the annotations of `root` name, under its own name."""
         seen: set[Any] = set()
         todo = [root]
         while todo:
@@ -123,9 +128,9 @@ class Registry:
                 continue
             seen.add(item)
             todo.extend((*typing.get_args(item), typing.get_origin(item)))
-            if isinstance(item, type) and item not in _NATIVE and _find_anatomy(item) is not None:
+            if isinstance(item, type) and item not in NATIVE and is_data_class(item):
                 if self.of(item) is None:
-                    self.add(item, item.__qualname__)
+                    self.add(item, tag_of(item))
                 todo.extend(_hints(item))
 
 
@@ -151,7 +156,7 @@ def accepts(annotation: Any, value: object) -> bool:
 def _check(cls: object, tag: object, version: object, encode: object, decode: object) -> None:
     if not isinstance(cls, type):
         raise BadArgument(f"register() takes a class, not {cls!r}")
-    if cls in _NATIVE or cls.__module__ == "numpy":
+    if cls in NATIVE or cls.__module__ == "numpy":
         raise BadArgument(f"{cls.__name__} is stored as it is and cannot be registered")
     if not isinstance(tag, str) or not tag:
         raise BadArgument(f"tag must be a non-empty str, not {tag!r}")
@@ -173,168 +178,9 @@ def _hints(cls: type) -> list[Any]:
         return []
 
 
-def _anatomy(cls: type) -> tuple[Encode, Decode]:
-    anatomy = _find_anatomy(cls)
-    if anatomy is None:
-        raise BadArgument(
-            f"{cls.__qualname__} is no dataclass, pydantic model, msgspec.Struct, namedtuple, Enum or subclass of a "
-            "built-in: give register() an encode= and a decode= function"
-        )
-    return anatomy(cls)
-
-
-def _find_anatomy(cls: type) -> Callable[[type], tuple[Encode, Decode]] | None:
-    if issubclass(cls, enum.Enum):
-        return _enum
-    if dataclasses.is_dataclass(cls):
-        return None if issubclass(cls, (*_PLAIN_BASES, BaseException)) else _dataclass
-    if hasattr(cls, "__pydantic_fields__"):
-        return _pydantic
-    if hasattr(cls, "__struct_fields__"):
-        return _struct
-    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return _namedtuple
-    if issubclass(cls, _PLAIN_BASES):
-        return _subclass
-    return None
-
-
-def _enum(cls: Any) -> tuple[Encode, Decode]:
-    return (lambda member: member.value), cls
-
-
-def _fill(
-    cls: type, names: list[str], defaults: Mapping[str, Callable[[], Any]], value: Any
-) -> dict[str, Any]:
-    """Match stored fields with today's: a new field takes its default, one that is gone is an error."""
-    if not isinstance(value, dict):
-        raise TypeError(f"a stored {cls.__qualname__} must be a dict of fields")
-    fields = {}
-    for name in names:
-        if name in value:
-            fields[name] = value[name]
-        elif name in defaults:
-            fields[name] = defaults[name]()
-        else:
-            raise TypeError(
-                f"field {name!r} of {cls.__qualname__} was not stored; register a new version with an upgrade"
-            )
-    if gone := set(value) - set(fields):
-        raise TypeError(
-            f"{cls.__qualname__} has no field {min(gone)!r} any more; register a new version with an upgrade"
-        )
-    return fields
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _defaults(fields: Iterable[Any], missing: object) -> dict[str, Callable[[], Any]]:
-    defaults: dict[str, Callable[[], Any]] = {}
-    for field in fields:
-        if field.default is not missing:
-            defaults[field.name] = functools.partial(_same, field.default)
-        elif field.default_factory is not missing:
-            defaults[field.name] = field.default_factory
-    return defaults
-
-
-def _dataclass(cls: Any) -> tuple[Encode, Decode]:
-    fields = dataclasses.fields(cls)
-    names = [field.name for field in fields]
-    defaults = _defaults(fields, dataclasses.MISSING)
-
-    def encode(obj: Any) -> dict[str, Any]:
-        return {name: getattr(obj, name) for name in names}
-
-    def decode(value: Any) -> Any:
-        obj = object.__new__(cls)  # neither __init__ nor __post_init__: the object is restored, not made
-        for name, item in _fill(cls, names, defaults, value).items():
-            object.__setattr__(obj, name, item)
-        return obj
-
-    return encode, decode
-
-
-def _namedtuple(cls: Any) -> tuple[Encode, Decode]:
-    defaults: dict[str, Callable[[], Any]] = {
-        name: functools.partial(_same, value) for name, value in cls._field_defaults.items()
-    }
-    names = list(cls._fields)
-    return (lambda obj: dict(zip(names, obj, strict=True))), (
-        lambda value: cls(**_fill(cls, names, defaults, value))
-    )
-
-
-def _struct(cls: Any) -> tuple[Encode, Decode]:
-    structs = sys.modules["msgspec"].structs
-    names = list(cls.__struct_fields__)
-    defaults = _defaults(structs.fields(cls), sys.modules["msgspec"].NODEFAULT)
-
-    def encode(obj: Any) -> dict[str, Any]:
-        return {name: getattr(obj, name) for name in names}
-
-    def decode(value: Any) -> Any:
-        fields = _fill(cls, names, defaults, value)
-        obj = cls(**fields)
-        for name, item in fields.items():  # whatever a __post_init__ made of them
-            structs.force_setattr(obj, name, item)
-        return obj
-
-    return encode, decode
-
-
-def _pydantic(cls: Any) -> tuple[Encode, Decode]:
-    names = list(cls.__pydantic_fields__)
-    defaults = {
-        name: functools.partial(info.get_default, call_default_factory=True, validated_data={})
-        for name, info in cls.__pydantic_fields__.items()
-        if not info.is_required()
-    }
-
-    def encode(obj: Any) -> dict[str, Any]:
-        parts = {"fields": dict(obj.__dict__), "set": sorted(obj.__pydantic_fields_set__)}
-        if obj.__pydantic_extra__:
-            parts["extra"] = dict(obj.__pydantic_extra__)
-        if obj.__pydantic_private__ is not None:
-            parts["private"] = dict(obj.__pydantic_private__)
-        return parts
-
-    def decode(value: Any) -> Any:
-        obj = cls.__new__(cls)
-        stored = {name: item for name, item in value["fields"].items() if name in names}
-        cached = {name: item for name, item in value["fields"].items() if name not in names}
-        if gone := [
-            name for name in cached if not isinstance(inspect.getattr_static(cls, name, None), _CACHED)
-        ]:
-            raise TypeError(
-                f"{cls.__qualname__} has no field {gone[0]!r} any more; register a new version with an upgrade"
-            )
-        object.__setattr__(obj, "__dict__", {**_fill(cls, names, defaults, stored), **cached})
-        object.__setattr__(obj, "__pydantic_fields_set__", set(value["set"]))
-        extra = value.get("extra", {}) if cls.model_config.get("extra") == "allow" else None
-        for name, item in (("__pydantic_extra__", extra), ("__pydantic_private__", value.get("private"))):
-            if getattr(obj, name, obj) is not item:  # a RootModel has them on the class
-                object.__setattr__(obj, name, item)
-        return obj
-
-    return encode, decode
-
-
-_CACHED = (property, functools.cached_property)
-
-
-def _subclass(cls: Any) -> tuple[Encode, Decode]:
-    plain = next(base for base in _PLAIN_BASES if issubclass(cls, base))
-    try:
-        cls(plain())
-    except Exception as error:
-        raise BadArgument(
-            f"{cls.__qualname__} cannot be made from a plain {plain.__name__} ({error}): "
-            "give register() an encode= and a decode= function"
-        ) from error
-    return plain, cls
+def tag_of(cls: type) -> str:
+    """Return the tag of a class that was given none."""
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 default_registry = Registry()
@@ -351,13 +197,14 @@ def register(
 ) -> Any:
     """Allow a type to be stored, under a tag of your own; also usable as a class decorator.
 
+    Without `tag`, it is the module and the qualified name of the class: give one if either may change.
     `upgrade={1: fn}`: `fn` takes the stored fields of version 1 and returns those of version 2.
     Raises BadArgument when the tag belongs to another type or the type needs encode= and decode=.
     """
 
     def add(cls: type) -> type:
         default_registry.add(
-            cls, cls.__qualname__ if tag is None and isinstance(cls, type) else tag or "",
+            cls, tag_of(cls) if tag is None and isinstance(cls, type) else tag or "",
             version=version, upgrade=upgrade, encode=encode, decode=decode,
         )  # fmt: skip
         return cls

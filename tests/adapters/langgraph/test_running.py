@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from langchain_core.messages import HumanMessage
 from langgraph.types import Command, interrupt
+from pydantic import BaseModel
 
 import outlive
 from adapters.langgraph.graphs import Log, asks, fan, line, says, thread
@@ -122,35 +122,40 @@ def test_while_a_run_goes_on_no_other_has_its_thread(store):
     assert refused == ["r", "r"]
 
 
-def test_a_graph_that_stops_at_an_interrupt_makes_its_run_wait_for_the_answer(store):
-    graph = line(Log, a=says("a"), ask=asks("ask"), b=says("b")).compile(name="assistant")
+def test_an_interrupt_makes_the_run_wait_and_the_answer_continues_it(store):
+    graph = line(Log, a=says("a"), ask=asks("ask"), b=says("b")).compile()
     asked = run_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r")
     assert asked["log"] == ["in", "a"]
-    (asks_for,) = asked["__interrupt__"]
+    assert [interrupt.value for interrupt in asked["__interrupt__"]] == ["ask?"]
     (question,) = store.questions()
-    assert (question.run, question.name, question.payload) == ("r", asks_for.id, "ask?")
+    assert (question.run, question.status, question.payload["node"], question.payload["value"]) == (
+        "r", "open", "ask", "ask?",
+    )  # fmt: skip
     assert store.find_run("r").status == "waiting"
-    assert list(store.recoverable()) == []
     again = run_graph(graph, None, thread_id="t", store=store, run_id="r")
-    assert (again["log"], again["__interrupt__"]) == (asked["log"], asked["__interrupt__"])
-    store.answer("r", question.name, "yes", by="ada")
-    (resumed,) = store.recover({"assistant": lambda run: resume_graph(graph, run)}).resumed
-    assert (resumed.id, resumed.attempt) == ("r", 1)
-    output = run_graph(graph, None, thread_id="t", store=store, run_id="r")
-    assert output == {"log": ["in", "a", "ask=yes", "b"]}
-
-
-def test_an_answer_as_the_input_of_another_run_takes_the_place_of_the_run_that_waits(store):
-    graph = line(Log, a=says("a"), ask=asks("ask"), b=says("b")).compile()
-    run_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="question")
-    answered = run_graph(graph, Command(resume="yes"), thread_id="t", store=store, run_id="answer")
-    assert answered == {"log": ["in", "a", "ask=yes", "b"]}
-    assert {found.id: found.status for found in store.runs()} == {
-        "question": "cancelled",
-        "answer": "completed",
-    }
-    assert store.find_run("question").error == "superseded by run 'answer'"
+    assert again == asked
+    with pytest.raises(outlive.errors.BadArgument, match="run 'r' of this thread waits for this answer"):
+        run_graph(graph, Command(resume="yes"), thread_id="t", store=store, run_id="another")
+    expected = {"log": ["in", "a", "ask=yes", "b"]}
+    assert run_graph(graph, Command(resume="yes"), thread_id="t", store=store) == expected
+    assert [(run.id, run.status, run.attempt) for run in store.runs()] == [("r", "completed", 1)]
     assert list(store.questions()) == []
+    assert run_graph(graph, None, thread_id="t", store=store, run_id="r") == expected
+
+
+def test_an_answer_from_another_process_makes_a_worker_continue_the_graph(store):
+    graph = line(Log, a=says("a"), ask=asks("ask"), b=says("b")).compile(name="assistant")
+    run_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r")
+    handlers = {"assistant": lambda run: resume_graph(graph, run)}
+    assert store.recover(handlers).resumed == []  # it waits, and is no dead run
+    (question,) = store.questions(agent="assistant")
+    store.answer("r", question.name, "yes", by="support")
+    with pytest.raises(outlive.errors.AlreadyAnswered):
+        store.answer("r", question.name, "no")
+    assert [run.id for run in store.recover(handlers).resumed] == ["r"]
+    assert run_graph(graph, None, thread_id="t", store=store, run_id="r") == {
+        "log": ["in", "a", "ask=yes", "b"]
+    }
 
 
 def test_an_answer_by_a_plain_invocation_ends_the_run_that_waited(store):
@@ -165,59 +170,30 @@ def test_an_answer_by_a_plain_invocation_ends_the_run_that_waited(store):
     assert plain.get_state(thread()).values["log"] == ["in", "a", "ask=plain"]
 
 
-def asks_twice(state):
-    return {"log": [interrupt("more?"), interrupt("more?")]}
+class Decision(BaseModel):
+    ok: bool
 
 
-def test_interrupts_of_one_node_and_of_branches_are_questions_of_their_own(store):
-    builder = fan(Log, says("in"), says("out"), twice=asks_twice, other=asks("other"))
-    graph = builder.compile(name="assistant")
-    handlers = {"assistant": lambda run: resume_graph(graph, run)}
+def test_several_interrupts_are_answered_by_id_and_checked_by_their_schemas(store):
+    def decide(state):
+        decision = interrupt({"why": Decision(ok=False)}, response_schema=Decision)
+        return {"log": [decision, interrupt("and now?")]}
+
+    graph = fan(Log, says("first"), says("last"), decide=decide, other=asks("other")).compile()
     run_graph(graph, {"log": []}, thread_id="t", store=store, run_id="r")
-    asked = {question.payload: question.name for question in store.questions()}
-    assert set(asked) == {"more?", "other?"}
-    store.answer("r", asked["more?"], "first")
-    assert store.recover(handlers).suspended == []  # it waits for all
-    store.answer("r", asked["other?"], "yes")
-    assert [run.id for run in store.recover(handlers).suspended] == ["r"]
-    (second,) = store.questions()
-    assert (second.payload, second.name == asked["more?"]) == ("more?", False)
-    store.answer("r", second.name, "second")
-    assert len(store.recover(handlers).resumed) == 1
-    output = run_graph(graph, None, thread_id="t", store=store, run_id="r")
-    assert sorted(output["log"]) == ["first", "in", "other=yes", "out", "second"]
-
-
-def test_what_an_interrupt_shows_need_not_be_known_to_answer_it(store):
-    def node(state):
-        return {"log": [interrupt(HumanMessage("really?"))]}
-
-    graph = line(Log, ask=node).compile(name="assistant")
-    run_graph(graph, {"log": []}, thread_id="t", store=store, run_id="r")
-    (question,) = store.questions()
-    assert "really?" in str(question.payload)
-    store.answer("r", question.name, "yes")
-    assert len(store.recover({"assistant": lambda run: resume_graph(graph, run)}).resumed) == 1
-
-
-def test_an_async_run_waits_for_the_answer_too(url):
-    graph = line(Log, ask=asks("ask")).compile(name="assistant")
-
-    async def main():
-        async with outlive.open_async(url) as store:
-            asked = await arun_graph(graph, {"log": []}, thread_id="t", store=store, run_id="r")
-            (question,) = [question async for question in store.questions()]
-            assert question.name == asked["__interrupt__"][0].id
-            await store.answer("r", question.name, "yes")
-
-            async def handler(run):
-                return await aresume_graph(graph, run)
-
-            assert len((await store.recover({"assistant": handler})).resumed) == 1
-            output = await arun_graph(graph, None, thread_id="t", store=store, run_id="r")
-            assert output == {"log": ["ask=yes"]}
-
-    asyncio.run(main())
+    asked = {question.payload["node"]: question for question in store.questions()}
+    assert asked["decide"].payload["value"] == {"why": {"ok": False}}
+    assert asked["decide"].schema["properties"]["ok"]["type"] == "boolean"
+    with pytest.raises(outlive.errors.BadArgument, match="asks 2 questions"):
+        run_graph(graph, Command(resume="x"), thread_id="t", store=store)
+    with pytest.raises(outlive.errors.AnswerRefused, match="ok"):
+        store.answer("r", asked["decide"].name, {"ok": "perhaps"})
+    resume = {asked["decide"].payload["id"]: {"ok": True}, asked["other"].payload["id"]: "fine"}
+    output = run_graph(graph, Command(resume=resume), thread_id="t", store=store)
+    assert [interrupt.value for interrupt in output["__interrupt__"]] == ["and now?"]
+    output = run_graph(graph, Command(resume="done"), thread_id="t", store=store)
+    assert output["log"] == ["first", Decision(ok=True), "done", "other=fine", "last"]
+    assert [(run.id, run.status) for run in store.runs()] == [("r", "completed")]
 
 
 def test_what_a_node_raises_is_raised_and_the_run_has_failed(store):
@@ -236,18 +212,14 @@ def test_an_async_run_does_the_same(url, folder):
     async def main():
         graph = line(Log, a=counted(folder, "a"), ask=asks("ask"), b=counted(folder, "b")).compile()
         async with outlive.open_async(url) as store:
-            asked = await arun_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="question")
+            asked = await arun_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r")
             assert [one.value for one in asked["__interrupt__"]] == ["ask?"]
             for _ in range(2):
                 answered = await arun_graph(
-                    graph, Command(resume="yes"), thread_id="t", store=store, run_id="answer"
+                    graph, Command(resume="yes"), thread_id="t", store=store, run_id="r"
                 )
                 assert answered == {"log": ["in", "a", "ask=yes", "b"]}
-            runs = [found async for found in store.runs()]
-            assert sorted((found.id, found.status) for found in runs) == [
-                ("answer", "completed"),
-                ("question", "cancelled"),
-            ]
+            assert [(run.id, run.status) async for run in store.runs()] == [("r", "completed")]
 
     asyncio.run(main())
     assert traces(folder) == ["a", "b"]
@@ -347,10 +319,15 @@ def answer_and_die(report, url, folder, where):
             Command(resume="yes"),
             thread_id="t",
             store=store,
-            run_id="answer",
             agent="assistant",
             lease_s=LEASE_S,
         )
+
+
+def resume_and_die(report, url, folder, where):
+    with outlive.open(url) as store:
+        graph = asking_graph(folder, where)
+        store.recover({"assistant": lambda run: resume_graph(graph, run)}, concurrency=1)
 
 
 def asking_graph(folder, where=None):
@@ -537,12 +514,6 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_has_not_lost_its_inpu
     assert traces(folder) == ["one", "two", "three"]
 
 
-def resume_and_die(report, url, folder, where):
-    with outlive.open(url) as store:
-        graph = asking_graph(folder, where)
-        store.recover({"assistant": lambda run: resume_graph(graph, run)}, concurrency=1)
-
-
 @pytest.mark.parametrize("where", ["ask", "after"])
 def test_a_worker_that_was_killed_with_the_answer_leaves_it_to_the_next(workers, url, folder, where):
     with outlive.open(url) as store:
@@ -568,8 +539,8 @@ def test_a_run_that_was_killed_while_it_acted_on_an_answer_still_has_the_answer(
     with workers.spawn(answer_and_die, url, str(folder), where) as worker:
         assert worker.receive() is None
     with outlive.open(url) as store:
-        assert recovered(store, asking_graph(folder)).id == "answer"
-        output = run_graph(asking_graph(folder), None, thread_id="t", store=store, run_id="answer")
+        assert recovered(store, asking_graph(folder)).id == "question"
+        output = run_graph(asking_graph(folder), None, thread_id="t", store=store, run_id="question")
         assert output == {"log": ["in", "before", "answer yes", "ask", "after"]}
     assert (
         traces(folder)
@@ -612,7 +583,7 @@ def test_an_async_process_recovers_a_run_too(workers, url, folder, die, redone):
         graph = graph_of(folder)
         async with outlive.open_async(url) as store:
             end = time.monotonic() + SOON_S
-            while not (await store.recover({"assistant": functools.partial(aresume_graph, graph)})).resumed:
+            while not (await store.recover({"assistant": lambda begun: aresume_graph(graph, begun)})).resumed:
                 assert time.monotonic() < end
                 await asyncio.sleep(0.05)
             return await arun_graph(graph, None, thread_id="t", store=store, run_id="r")

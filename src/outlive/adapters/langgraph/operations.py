@@ -27,7 +27,7 @@ from outlive.adapters.langgraph.state import Delta, describe, kept_values, pack_
 from outlive.adapters.langgraph.values.messages import opened
 from outlive.arguments import check_id, check_text
 from outlive.backend import Commit, Fence, ThreadKey, WriteRecord
-from outlive.errors import BadArgument, CheckpointExists, CheckpointMissing, OutliveError
+from outlive.errors import BadArgument, CheckpointExists, CheckpointMissing, OutliveError, Unencodable
 from outlive.store import AsyncStore
 from outlive.threads.engine import Draft
 from outlive.threads.keep_policy import KeepPolicy
@@ -86,6 +86,10 @@ class CheckpointOperations:
         except CheckpointExists:
             draft.replace, draft.expect = True, None
             await self._engine.save(key, {**state, **await self._deltas_in(key, place.namespace, id)}, draft)
+        except Unencodable as error:
+            raise Unencodable(
+                error.path.removeprefix("state.channel_values."), error.reason, _STATE
+            ) from None
         return Place(place.thread, place.namespace, id)
 
     async def _deltas_in(self, key: ThreadKey, namespace: str, id: str) -> Mapping[str, Any]:
@@ -151,8 +155,11 @@ class CheckpointOperations:
             return self._engine.write_record(
                 namespace, target, check_id("task_id", task), index, channel, value, check_text("task_path", path)
             )  # fmt: skip
+        except Unencodable as error:
+            where = error.path.replace("state", channel, 1)
+            raise Unencodable(where, error.reason, _source(task, path, channel)) from None
         except OutliveError as error:
-            error.add_note(f"in what task {task!r} wrote to channel {channel!r}")
+            error.add_note(f"in what {_source(task, path, channel)}")
             raise
 
     # Reading
@@ -210,11 +217,20 @@ class CheckpointOperations:
         return total
 
 
+_STATE = "a channel of the graph's state"
+
+
 def _several(name: str, ids: Sequence[str]) -> Sequence[str]:
     """Return ids; refuse a str, which would be read as a list of letters."""
     if isinstance(ids, str | bytes):
         raise BadArgument(f"{name} must be a list of ids, not {ids!r:.100}")
     return ids
+
+
+def _source(task: str, path: str, channel: str) -> str:
+    """Say who wrote something. LangGraph names a task by a path: how it was started, then the node."""
+    node = path.rpartition(", ")[2].strip("~() ") if "__pregel_pull" in path else ""
+    return f"{f'node {node!r}, ' if node else ''}task {task!r}, wrote it to channel {channel!r}"
 
 
 def _history(channel: str, delta: Delta) -> DeltaChannelHistory:

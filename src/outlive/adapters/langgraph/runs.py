@@ -8,15 +8,14 @@ checkpoint of the run, or with its input when there is none yet.
 
     store.recover({"assistant": lambda run: resume_graph(graph, run)})
 
-A graph that stops to ask a person (`interrupt`) makes its run wait: each interrupt is a question of
-the run, and `store.answer` makes it claimable. The process that resumes it hands the answers to the
-graph. If it dies with them, the next one gets the same answers from the store. A run whose input is
-`Command(resume=...)` takes the place of the one that waits, which it cancels.
+A graph that stops to ask a person (`interrupt`) makes its run wait: see `interrupts.py`. The answer
+comes by `store.answer` from any process, or as the input of `run_graph`, `Command(resume=...)`. Then
+the same run continues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,15 +24,14 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from outlive.adapters.langgraph.config import thread_of
+from outlive.adapters.langgraph.interrupts import answer_run, questions_of, resumed_by
 from outlive.adapters.langgraph.saver import OutliveSaver
 from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.values.codec import ValueCodec
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.arguments import check_id, check_run
 from outlive.backend import Fence, HistoryQuery
-from outlive.errors import BadArgument, HeadMoved, OutliveError, RunEnded
-from outlive.format.readable import readable
-from outlive.runs.answer_schema import schema_of
+from outlive.errors import BadArgument, HeadMoved, RunEnded
 from outlive.runs.lease import RUN, RunInfo
 from outlive.runs.run import AsyncRun
 from outlive.runs.waits import Question
@@ -64,18 +62,20 @@ def run_graph(
 ) -> Any:
     """Invoke a graph as a run of `store` (default: the store of its checkpointer) and return its output.
 
-    A graph that stops at `interrupt()` leaves a run that waits, and its output has "__interrupt__":
-    `store.questions()` lists what it asks, and after `store.answer` a worker resumes it. With the
-    `run_id` of a run that has ended, return that run's output and invoke nothing. `store.recover` chooses a handler by `agent` (default: the graph's name). `options` go to
+    With the `run_id` of a run that has ended, return that run's output and invoke nothing. A graph
+    that stops at `interrupt()` makes its run wait: the output has the interrupts, as with
+    `graph.invoke`. `store.answer`, or another call with `Command(resume=...)`, continues that run.
+    `store.recover` chooses a handler by `agent` (default: the graph's name). `options` go to
     `graph.invoke`, with durability="sync" unless you pass another one. Raises ThreadBusy while
     another run has this thread, LeaseLost when another process has taken this run over.
     """
     inner = _store_of(graph, store)._store
     info = _info(inner, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
-    with Run(inner._run(info, **_start_options(input, run_id))) as started:
+    is_named = run_now(answer_run(inner, info, input, is_named=run_id is not None))
+    with Run(inner._run(info, is_bare=True, is_named=is_named)) as started:
         graph_run = _GraphRun(graph, started._run, config)
-        return graph_run.output() if started.is_finished else graph_run.invoke(options)
-    return graph_run.last_output  # the run waits, which has ended the block
+        return graph_run.stored_output() if started.is_finished else graph_run.invoke(options)
+    return graph_run.output  # it waits
 
 
 def resume_graph(graph: Any, run: Run, *, config: RunnableConfig | None = None, **options: Any) -> Any:
@@ -101,10 +101,11 @@ async def arun_graph(
     if not isinstance(store, AsyncStore):
         raise BadArgument("arun_graph needs the store: arun_graph(..., store=await outlive.open_async(url))")
     info = _info(store, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
-    async with store._run(info, **_start_options(input, run_id)) as started:
+    is_named = await answer_run(store, info, input, is_named=run_id is not None)
+    async with store._run(info, is_bare=True, is_named=is_named) as started:
         graph_run = _GraphRun(graph, started, config)
-        return await graph_run.aoutput() if started.is_finished else await graph_run.ainvoke(options)
-    return graph_run.last_output
+        return await graph_run.astored_output() if started.is_finished else await graph_run.ainvoke(options)
+    return graph_run.output  # it waits
 
 
 async def aresume_graph(
@@ -137,90 +138,63 @@ class _GraphRun:
         saver = OutliveSaver(store, serde=serde)._fenced(fence)
         self.graph = graph.copy({"checkpointer": saver})
         self.config = _config(config, run.info)
-        self.last_output: Any = None
-        self._answered: set[str] = set()  # ids of interrupts
+        self.output: Any = None  # of the last invocation
+        self._answered: set[str] = set()  # names of questions
 
     def invoke(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or continue from its last checkpoint."""
         point = run_now(self._resume_point())
         state = None if point is None else self.graph.get_state(self._at(point.id))
         if point is not None and self._is_over(point, state):
-            return self._over(point, state)
-        asked, input = self._begin(point, state)
+            self._run.info.result = [_MARK, "checkpoint", point.id]
+            return self._output_of(state)
+        input = self._input(point)
+        questions = {} if state is None else questions_of(state)
+        self.output = None if state is None else self._output_of(state)
         while True:
-            if asked:
-                input = run_now(self._ask(asked))
-            self.last_output = self.graph.invoke(input, self.config, **{**_DEFAULTS, **options})
-            told = _interrupts(self.last_output)
-            asked = self.graph.get_state(self.config).interrupts if told is None else told
-            if not asked:
+            if questions:
+                input = run_now(self._ask(questions))
+            self.output = self.graph.invoke(input, self.config, **{**_DEFAULTS, **options})
+            questions = questions_of(self.graph.get_state(self.config))
+            if not questions:
                 self._run.info.result = run_now(self._result())
-                return self.last_output
+                return self.output
 
     async def ainvoke(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or continue from its last checkpoint."""
         point = await self._resume_point()
         state = None if point is None else await self.graph.aget_state(self._at(point.id))
         if point is not None and self._is_over(point, state):
-            return self._over(point, state)
-        asked, input = self._begin(point, state)
+            self._run.info.result = [_MARK, "checkpoint", point.id]
+            return self._output_of(state)
+        input = self._input(point)
+        questions = {} if state is None else questions_of(state)
+        self.output = None if state is None else self._output_of(state)
         while True:
-            if asked:
-                input = await self._ask(asked)
-            self.last_output = await self.graph.ainvoke(input, self.config, **{**_DEFAULTS, **options})
-            told = _interrupts(self.last_output)
-            asked = (await self.graph.aget_state(self.config)).interrupts if told is None else told
-            if not asked:
+            if questions:
+                input = await self._ask(questions)
+            self.output = await self.graph.ainvoke(input, self.config, **{**_DEFAULTS, **options})
+            questions = questions_of(await self.graph.aget_state(self.config))
+            if not questions:
                 self._run.info.result = await self._result()
-                return self.last_output
+                return self.output
 
-    def _over(self, point: _ResumePoint, state: Any) -> Any:
-        self._run.info.result = [_MARK, "checkpoint", point.id]
-        return self._output_of(state)
-
-    def _begin(self, point: _ResumePoint | None, state: Any) -> tuple[Sequence[Any], Any]:
-        """Return the interrupts at which the graph stopped before, and what to invoke it with if there are none."""
-        if point is None:
-            return (), _unpack(self._codec, self._run.info.prompt)
-        self.last_output = self._output_of(state)
-        return state.interrupts, None
-
-    async def _ask(self, interrupts: Sequence[Any]) -> Any:
-        """Return what continues the graph. Without all answers, the run waits for them: raises RunSuspended.
-
-        A crash after this leaves the answers with the run, so the next attempt continues with the same.
-        """
-        from langgraph.types import Command  # the extra needs only langgraph-checkpoint
-
-        if not self._answered.isdisjoint(interrupt.id for interrupt in interrupts):
+    async def _ask(self, questions: dict[str, Question]) -> Any:
+        """Return what continues the graph. Raises RunSuspended, which makes the run wait, without all answers."""
+        if not self._answered.isdisjoint(questions):
             raise BadArgument(
                 "a node calls interrupt() more than once, and this version of LangGraph gives all of them the same id; "
                 "update langgraph, or ask once in each node"
             )
-        questions = {interrupt.id: self._question(interrupt) for interrupt in interrupts}
         answers = await self._run.ask_all(questions)
-        self._answered |= answers.keys()
-        return Command(resume=answers)
+        self._answered |= questions.keys()
+        return resumed_by(questions, answers)
 
-    def _question(self, interrupt: Any) -> Question:
-        """Return an interrupt as a question that is listed without the types of the graph."""
-        codec = self._run._engine.codec
-        payload, schema = interrupt.value, getattr(interrupt, "response_schema", None)
-        try:
-            codec.unpack(codec.pack(payload, "interrupt"))
-        except OutliveError:
-            payload = readable(_pack(self._codec, payload)[2])
-        try:
-            schema_of(schema)
-        except BadArgument:
-            schema = None  # it has keywords that are not checked here; LangGraph checks the answer
-        return Question(payload, schema)
-
-    def output(self) -> Any:
+    def stored_output(self) -> Any:
         """Return the output of a run that has ended."""
         return self._output_of(self.graph.get_state(self._last()))
 
-    async def aoutput(self) -> Any:
+    async def astored_output(self) -> Any:
         """Return the output of a run that has ended."""
         return self._output_of(await self.graph.aget_state(self._last()))
 
@@ -254,6 +228,9 @@ class _GraphRun:
             raise HeadMoved(self._run.info.thread, "", point.id, point.passed_by)
         return False
 
+    def _input(self, point: _ResumePoint | None) -> Any:
+        return None if point is not None else _unpack(self._codec, self._run.info.prompt)
+
     async def _result(self) -> list[Any]:
         """Return the result to store: the last checkpoint, which has the output.
 
@@ -278,18 +255,6 @@ class _GraphRun:
             return state.values.get(channels) if isinstance(state.values, dict) else state.values
         output = {name: value for name, value in state.values.items() if name in channels}
         return {**output, "__interrupt__": list(state.interrupts)} if state.interrupts else output
-
-
-def _interrupts(output: Any) -> Sequence[Any] | None:
-    """Return the interrupts at which a graph has stopped; None if its output does not tell."""
-    return output.get("__interrupt__", ()) if isinstance(output, dict) else None
-
-
-def _start_options(input: Any, run_id: str | None) -> dict[str, Any]:
-    from langgraph.types import Command
-
-    answers = isinstance(input, Command) and input.resume is not None
-    return {"is_bare": True, "is_named": run_id is not None, "supersedes": answers}
 
 
 def _config(config: RunnableConfig | None, info: RunInfo) -> RunnableConfig:
@@ -335,7 +300,7 @@ def _store_of(graph: Any, store: Store | None) -> Store:
 
 def _serde_of(graph: Any) -> SerializerProtocol:
     saver = getattr(graph, "checkpointer", None)
-    return saver.serde if isinstance(saver, BaseCheckpointSaver) else StrictSerializer()
+    return saver.serde if isinstance(saver, BaseCheckpointSaver) else StrictSerializer(strict=False)
 
 
 def _pack(codec: ValueCodec, value: Any) -> list[Any]:

@@ -46,6 +46,7 @@ from outlive.adapters.langgraph.prune import policy_of
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.adapters.langgraph.values.user_types import listed
 from outlive.adapters.langgraph.write_order import Turn, WriteOrder
+from outlive.arguments import check_flag
 from outlive.backend import Fence
 from outlive.errors import BadArgument, StoreClosed
 from outlive.factory import open as open_store
@@ -152,8 +153,9 @@ class _Shared:
 class OutliveSaver(BaseCheckpointSaver[str]):
     """A checkpointer on any store: `OutliveSaver("sqlite:///agent.db")`, or on a store that is open.
 
-    `types` are your own classes that states contain (or `outlive.register` them). `serde` replaces
-    the whole serializer. `refuse_stale=True` refuses (HeadMoved) a checkpoint whose parent is no
+    Your own data classes in states (dataclasses, pydantic models, Enums and so on) need no mention:
+    see docs/langgraph.md. `strict=True` stores only those that are named in `types`, or that
+    `outlive.register` knows. `serde` replaces the whole serializer. `refuse_stale=True` refuses (HeadMoved) a checkpoint whose parent is no
     longer the newest of its thread, unless the caller named that parent by its id: two invocations
     at once cannot fork a thread unnoticed. All other options are those of `outlive.open`.
     """
@@ -164,16 +166,15 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         *,
         serde: SerializerProtocol | None = None,
         types: Iterable[type] = (),
+        strict: bool = False,
         refuse_stale: bool = False,
         **options: Any,
     ) -> None:
-        if not isinstance(refuse_stale, bool):
-            raise BadArgument(f"refuse_stale must be True or False, not {refuse_stale!r:.100}")
         kinds = listed(types)
         if kinds and serde is not None:
             raise BadArgument("pass types= or serde=, not both: your own serde decides what it stores")
-        super().__init__(serde=serde or StrictSerializer(kinds))
-        self._refuse_stale = refuse_stale
+        super().__init__(serde=serde or StrictSerializer(kinds, strict=check_flag("strict", strict)))
+        self._refuse_stale = check_flag("refuse_stale", refuse_stale)
         self._fence: Fence | None = None
         self._shared = _Shared(store, options)
         self._operations_by_store: dict[

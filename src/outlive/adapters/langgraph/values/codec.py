@@ -3,9 +3,10 @@
 With LangGraph's default serializer, or one that is based on it (`JsonPlusSerializer`), values are
 *open*: outlive's codec packs Python's own types exactly (tuples stay tuples; NUL, NaN and big ints
 are fine) and shares them element by element. It does the same with messages (`messages.py`), other
-objects of LangChain and LangGraph (`library_types.py`), and the classes that were named
-(`user_types.py`). Any other object goes through the serializer and becomes an extension of the
-stream: LangGraph's code k is 48 + k here, and any other result of a serializer is TYPED.
+objects of LangChain and LangGraph (`library_types.py`), the classes that were named
+(`user_types.py`) and, unless the saver is strict, all data classes of the program. Any other object
+goes through the serializer and becomes an extension of the stream: LangGraph's code k is 48 + k
+here, and any other result of a serializer is TYPED.
 
 Any other serializer decides alone what its bytes look like; `EncryptedSerializer` returns others
 every time. Then values are *sealed*: the serializer gets each channel's value as a whole, its bytes
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ormsgpack
+from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
@@ -27,10 +29,11 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from outlive.adapters.langgraph.values import library_types, messages
 from outlive.adapters.langgraph.values.messages import opened
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
-from outlive.adapters.langgraph.values.user_types import PREFIX, UserTypes
+from outlive.adapters.langgraph.values.user_types import name_of
 from outlive.errors import BadArgument, Corrupt, OutliveError, Unencodable
 from outlive.format.codec import Codec, Hook
 from outlive.format.extensions import Composite, Raw, Scalar
+from outlive.format.program_types import ProgramTypes
 from outlive.format.registry import RegisteredType, Registry
 
 FIRST = 48  # added to LangGraph's extension codes; 0 to 7 have another meaning in outlive's stream
@@ -42,9 +45,7 @@ class ValueCodec(Codec):
     """The codec of values that pass through a LangGraph serializer."""
 
     def __init__(self, registry: Registry, serde: SerializerProtocol) -> None:
-        super().__init__(
-            _AllTypes(registry, serde.user_types if isinstance(serde, StrictSerializer) else UserTypes(()))
-        )
+        super().__init__(_AllTypes(registry, serde if isinstance(serde, StrictSerializer) else None))
         self._serde = serde
         self.is_open = _is_open(serde)
 
@@ -55,8 +56,13 @@ class ValueCodec(Codec):
         reduced = super().reduce(value)
         return self._through_serializer(value) if reduced is None else reduced
 
-    def _through_serializer(self, value: Any) -> Scalar:
-        kind, data = self._serde.dumps_typed(value)
+    def _through_serializer(self, value: Any) -> Scalar | None:
+        try:
+            kind, data = self._serde.dumps_typed(value)
+        except TypeError as error:
+            if str(error).startswith("Type is not msgpack serializable"):
+                return None  # the codec says what to do
+            raise
         if kind == "msgpack" and type(alone := ormsgpack.unpackb(data, ext_hook=Raw, option=_KEYS)) is Raw:
             return FIRST + alone.code, alone.payload
         return TYPED, ormsgpack.packb([kind, data])
@@ -175,21 +181,44 @@ _TAGS = {
 
 
 class _AllTypes(Registry):
-    """The user's registry, the classes that were named to a saver, and those above."""
+    """All that a saver can store: the types of the store, those above, the program's, in this order."""
 
-    def __init__(self, registry: Registry, user_types: UserTypes) -> None:
+    def __init__(self, registry: Registry, serde: StrictSerializer | None) -> None:
         super().__init__()
         self._user = registry
-        self._named = user_types
+        self._own: list[Registry] = []  # of the saver
+        if serde is not None:
+            self._own.append(serde.user_types)
+            if not serde.is_strict:
+                self._own.append(_of_program)
 
     def of(self, cls: type) -> RegisteredType | None:
-        return self._user.of(cls) or _containers.of(cls) or self._named.of(cls) or _library_types.of(cls)
+        if (entry := self._user.of(cls) or _containers.of(cls)) is not None:
+            return entry
+        for registry in (*self._own[:1], _library_types, *self._own[1:]):
+            if (entry := registry.of(cls)) is not None:
+                return entry
+        return None
+
+    def advice(self, cls: type) -> str:
+        return (self._own or [self._user])[-1].advice(cls)
 
     def tagged(self, tag: str, version: int) -> RegisteredType:
         if tag in _TAGS:
             return _containers.tagged(tag, version)
         if tag in library_types.TAGS:
             return _library_types.tagged(tag, version)
-        if tag.startswith(PREFIX) and not self._user.has(tag):
-            return self._named.tagged(tag, version)
-        return self._user.tagged(tag, version)
+        for registry in (self._user, *self._own[:-1]):
+            if registry.has(tag):
+                return registry.tagged(tag, version)
+        return (self._own or [self._user])[-1].tagged(tag, version)
+
+
+class _ProgramTypes(ProgramTypes):
+    """The data classes of the program, except those that LangGraph stores in its own way."""
+
+    def of(self, cls: type) -> RegisteredType | None:
+        return None if name_of(cls) in SAFE_MSGPACK_TYPES else super().of(cls)
+
+
+_of_program = _ProgramTypes(Registry(), drop=True)

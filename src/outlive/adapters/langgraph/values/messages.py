@@ -16,7 +16,8 @@ from langchain_core import messages
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 
-from outlive.format.registry import Decode, Registry
+from outlive.format.anatomy import Decode
+from outlive.format.registry import Registry
 
 TAG = "langchain.messages"
 # Setters of a model's slots that work on frozen classes too, as in pydantic.

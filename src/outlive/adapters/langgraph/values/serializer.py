@@ -30,9 +30,13 @@ SINGLE, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_1, PYDANTIC_2, ARRAY, SNAPSHOT = 
 
 
 class StrictSerializer(JsonPlusSerializer):
-    """The default serializer of `OutliveSaver`. `types` are your own classes that may be stored."""
+    """The default serializer of `OutliveSaver`. `types` are your own classes that may be stored.
 
-    def __init__(self, types: Iterable[type | Name] = ()) -> None:
+    `strict=False` (of a saver) stores all data classes of the program too.
+    """
+
+    def __init__(self, types: Iterable[type | Name] = (), *, strict: bool = True) -> None:
+        self.is_strict = strict
         self._types = find(types)
         self._wider: dict[frozenset[Name], StrictSerializer] = {}
         self.user_types = UserTypes(kind for kind in self._types.values() if kind is not None)
@@ -47,7 +51,7 @@ class StrictSerializer(JsonPlusSerializer):
             return self
         if extra not in self._wider:  # LangGraph asks at every call of a subgraph
             types = (*(kind or name for name, kind in self._types.items()), *extra)
-            self._wider[extra] = StrictSerializer(types)
+            self._wider[extra] = StrictSerializer(types, strict=self.is_strict)
         return self._wider[extra]
 
     def knows(self, name: Name) -> bool:

@@ -2,25 +2,23 @@
 
 They are stored and restored as with `outlive.register`: field by field and exactly, without
 validation and without calling `__init__`, including fields that their own serializers leave out.
-The tag is the name of the class. Classes in the annotations of a named class are known too. When
-the stored fields are not those of the class today, the class itself is called with them.
+Classes in the annotations of a named class are known too. A stored field that the class no longer
+has is left out, as LangGraph does.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
 
 from outlive.errors import BadArgument, UnknownTag
-from outlive.format.registry import Decode, Encode, RegisteredType, Registry, Upgrade
+from outlive.format.anatomy import Decode, Encode, anatomy_of
+from outlive.format.registry import RegisteredType, Registry, Upgrade
 
 Name = tuple[str, ...]  # (module, name)
-PREFIX = "langgraph:"  # of their tags
 
 
 def name_of(kind: type) -> Name:
@@ -42,7 +40,7 @@ class UserTypes(Registry):
     def add(
         self,
         cls: type,
-        tag: str = "",
+        tag: str,
         *,
         version: int = 1,
         upgrade: Mapping[int, Upgrade] | None = None,
@@ -52,70 +50,29 @@ class UserTypes(Registry):
         """Add a class, unless it belongs to LangChain or LangGraph (`library_types.py`)."""
         if name_of(cls) in SAFE_MSGPACK_TYPES:
             return
-        tag = f"{PREFIX}{cls.__module__}.{cls.__qualname__}"
+        if encode is None and (anatomy := anatomy_of(cls, drop=True)) is not None:
+            encode, decode = anatomy
         try:
             super().add(cls, tag, version=version, upgrade=upgrade, encode=encode, decode=decode)
         except BadArgument:
             if cls in self._kinds:
                 raise
             return  # only an annotation names it; it may never be stored
-        made = self._by_type[cls]
-        entry = RegisteredType(
-            cls, tag, made.version, made.encode, _lenient(cls, _quick(cls, made.decode)), made.upgrade
+
+    def advice(self, cls: type) -> str:
+        """Say what to do so that objects of a class can be stored."""
+        name = cls.__name__
+        return (
+            f"{cls.__module__}.{cls.__qualname__} is not known to this saver: add {name}, or the class of your state, "
+            f"to OutliveSaver(..., types=[...]), or call outlive.register({name})"
         )
-        self._by_type[cls] = self._by_tag[tag] = entry
 
     def tagged(self, tag: str, version: int) -> RegisteredType:
         """Return the class of a tag, or raise UnknownTag."""
-        entry = self._by_tag.get(tag)
-        if entry is None:
-            name = tag.removeprefix(PREFIX)
-            raise UnknownTag(name, version, f"pass OutliveSaver(..., types=[{name.rpartition('.')[2]}])")
-        return entry
-
-
-def _quick(cls: Any, exact: Decode) -> Decode:
-    """Return a faster way to restore a pydantic model, for when its fields are those of the class."""
-    if not _is_model(cls) or cls.__pydantic_root_model__ or cls.model_config.get("extra") == "allow":
-        return exact
-    names = cls.__pydantic_fields__.keys()
-
-    def decode(value: Any) -> Any:
-        fields = value["fields"]
-        if fields.keys() != names:
-            return exact(value)
-        model = cls.__new__(cls)
-        _set(model, "__dict__", fields)
-        _set(model, "__pydantic_fields_set__", set(value["set"]))
-        _set(model, "__pydantic_extra__", None)
-        _set(model, "__pydantic_private__", value.get("private"))
-        return model
-
-    return decode
-
-
-_set = object.__setattr__  # works on frozen classes too, as in pydantic
-
-
-def _is_model(cls: type) -> bool:
-    """Tell whether a class is a pydantic model.
-
-    (Dataclasses of pydantic have __pydantic_fields__ too.)
-    """
-    return hasattr(cls, "__pydantic_fields__") and not dataclasses.is_dataclass(cls)
-
-
-def _lenient(cls: type, exact: Decode) -> Decode:
-    def decode(value: Any) -> Any:
-        try:
-            return exact(value)
-        except TypeError as error:
-            try:  # it may have defaults for new fields, and ignore old ones
-                return cls(**value["fields"] if _is_model(cls) else value)
-            except Exception:  # noqa: BLE001  (a class may raise anything)
-                raise error from None
-
-    return decode
+        if not self.has(tag):
+            name = tag.rpartition(":")[2].rpartition(".")[2]
+            raise UnknownTag(tag, version, f"pass OutliveSaver(..., types=[{name}]), or strict=False")
+        return super().tagged(tag, version)
 
 
 def listed(types: Iterable[type | Name]) -> tuple[type | Name, ...]:

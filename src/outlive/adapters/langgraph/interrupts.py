@@ -1,0 +1,93 @@
+"""Interrupts of a graph as questions of its run.
+
+A graph that stops at `interrupt()` has stored, with the checkpoint, what it asks. Its run asks the
+same: one question for each interrupt, named `node:id` by the node and the first characters of the
+interrupt's id. The run waits for all of them, and then the graph continues with
+`Command(resume={id: answer, ...})`. After a crash in between the same questions return the same
+answers, and LangGraph runs the node again, as it does whenever a node is interrupted.
+
+The payload of a question is for people and for processes without the classes of the graph, so it is
+plain: models and dataclasses become dicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from outlive.errors import BadArgument
+from outlive.runs.answer_schema import schema_of
+from outlive.runs.lease import RunInfo
+from outlive.runs.questions import QuestionInfo
+from outlive.runs.waits import Question
+from outlive.store import AsyncStore
+
+_ID = 12  # characters of an interrupt's id in the name of its question
+
+
+def questions_of(state: Any) -> dict[str, Question]:
+    """Return the questions that a graph asks in a state, by name; none when it does not wait."""
+    return {
+        f"{task.name}:{interrupt.id[:_ID]}": Question(_payload(task.name, interrupt), _schema(interrupt))
+        for task in state.tasks
+        for interrupt in task.interrupts
+    }
+
+
+def resumed_by(questions: Mapping[str, Question], answers: Mapping[str, Any]) -> Any:
+    """Return the input with which a graph continues."""
+    from langgraph.types import Command  # the extra needs only langgraph-checkpoint
+
+    return Command(resume={question.payload["id"]: answers[name] for name, question in questions.items()})
+
+
+async def answer_run(store: AsyncStore, run: RunInfo, input: Any, *, is_named: bool) -> bool:
+    """If the input is the answer for which a run of the thread waits, store it, and let `run` be that run.
+
+    Returns whether `run` is one that may exist already. Raises AlreadyAnswered, AnswerInvalid, and
+    BadArgument for an answer to several questions that does not say which.
+    """
+    resume = getattr(input, "resume", None) if type(input).__name__ == "Command" else None
+    if resume is None:
+        return is_named
+    found = store.questions(status="open", thread=run.thread, agent=run.agent)
+    asked = [question async for question in found if _interrupt_id(question) is not None]
+    if not asked:
+        return is_named
+    waiting = asked[0].run
+    if is_named and waiting != run.id:
+        raise BadArgument(
+            f"run {waiting!r} of this thread waits for this answer; leave out run_id, or pass that one"
+        )
+    ids = {_interrupt_id(question): question.name for question in asked if question.run == waiting}
+    if not (isinstance(resume, Mapping) and resume and resume.keys() <= ids.keys()):
+        if len(ids) > 1:
+            raise BadArgument(
+                f"the graph asks {len(ids)} questions; answer with Command(resume={{id: answer}}): {[*ids]}"
+            )
+        resume = dict.fromkeys(ids, resume)
+    for id, value in resume.items():
+        await store.answer(waiting, ids[id], value, by="Command(resume=...)", thread=run.thread)
+    run.id = waiting
+    return True
+
+
+def _interrupt_id(question: QuestionInfo) -> str | None:
+    payload = question.payload
+    return payload.get("id") if isinstance(payload, dict) and "node" in payload else None
+
+
+def _payload(node: str, interrupt: Any) -> dict[str, Any]:
+    value = to_jsonable_python(interrupt.value, fallback=lambda part: f"<{type(part).__qualname__}>")
+    return {"node": node, "id": interrupt.id, "value": value}
+
+
+def _schema(interrupt: Any) -> Any:
+    schema = getattr(interrupt, "response_schema", None)  # older versions have none
+    try:
+        schema_of(schema)
+    except BadArgument:
+        return None  # it has keywords that are not checked here; LangGraph checks the answer
+    return schema

@@ -1,0 +1,334 @@
+"""How objects of a data class are taken apart, and put together again without running its code.
+
+A data class is a dataclass, a pydantic model, a `msgspec.Struct`, an attrs class, a namedtuple, an
+Enum, or a subclass of a built-in type. An object is stored as its fields. It is restored, not made:
+neither `__new__` nor `__init__`, neither `__post_init__` nor a validator of the class is called,
+and no property or `__setattr__` of it. What may run is a default: a field that the class has got
+since takes its default or the result of its default factory.
+
+Stored bytes are hostile. They choose the values of fields, as they do for every dict, and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+Encode = Callable[[Any], Any]
+Decode = Callable[[Any], Any]
+
+PLAIN_BASES: tuple[type, ...] = (str, bytes, int, float, dict, list, tuple, set, frozenset)
+_BUILT_IN = (collections.OrderedDict, *PLAIN_BASES)
+_HEAP_TYPE = 1 << 9  # the flag of a class that Python code has made
+_set = object.__setattr__  # works on frozen classes too
+
+
+class Anatomy(NamedTuple):
+    """How objects of one class are taken apart and put together."""
+
+    encode: Encode
+    decode: Decode
+
+
+def anatomy_of(cls: type, *, drop: bool = False) -> Anatomy | None:
+    """Return the anatomy of a data class, None for any other class.
+
+    `drop=True`: a stored field that a pydantic model no longer has is left out, as pydantic does
+    with fields that it does not know. Otherwise it is a TypeError.
+    """
+    find = _find(cls)
+    if find is _pydantic:
+        return _pydantic(cls, drop)
+    return None if find is None else find(cls)
+
+
+def is_data_class(cls: type) -> bool:
+    """Tell whether objects of a class can be taken apart."""
+    return _find(cls) is not None
+
+
+def _find(cls: type) -> Callable[..., Anatomy] | None:
+    # By what stands in the class, never by getattr on it: a metaclass may answer with code.
+    names = _names(cls)
+    if issubclass(cls, BaseException):
+        return None
+    if issubclass(cls, enum.Enum):
+        return _enum
+    if "__struct_fields__" in names:
+        return _struct
+    if issubclass(cls, tuple) and "_fields" in names:
+        return _namedtuple
+    if issubclass(cls, PLAIN_BASES):
+        is_record = "__dataclass_fields__" in names or "__attrs_attrs__" in names
+        return None if is_record or not _is_of_python(cls) else _subclass
+    if "__dataclass_fields__" in names:
+        return _dataclass
+    if "__attrs_attrs__" in names:
+        return _attrs
+    return _pydantic if "__pydantic_fields__" in names else None
+
+
+def _names(cls: type) -> set[str]:
+    return {name for base in type.mro(cls) for name in type.__getattribute__(base, "__dict__")}
+
+
+def _is_of_python(cls: type) -> bool:
+    """Tell whether Python code made every class between a known built-in type and this one."""
+    bases = type.mro(cls)[:-1]
+    return all(base in _BUILT_IN or base.__flags__ & _HEAP_TYPE for base in bases)
+
+
+# Matching fields ----------------------------------------------------------------------------------
+
+
+class _Fields:
+    """The fields of a class today, and what those get that were not stored."""
+
+    def __init__(
+        self, cls: type, names: Iterable[str], defaults: Mapping[str, Callable[[], Any]], drop: bool = False
+    ) -> None:
+        self.cls = cls
+        self.names = list(names)
+        self._set = frozenset(self.names)
+        self._defaults = defaults
+        self._drop = drop
+
+    def of(self, obj: Any) -> dict[str, Any]:
+        """Take an object apart."""
+        return {name: getattr(obj, name) for name in self.names}
+
+    def match(self, stored: Any) -> dict[str, Any]:
+        """Return a value for every field; raise TypeError when the stored ones do not fit."""
+        if not isinstance(stored, dict):
+            raise TypeError(f"a stored {self.cls.__qualname__} must be a dict of fields")
+        if stored.keys() == self._set:
+            return stored
+        if not self._drop and (gone := stored.keys() - self._set):
+            raise TypeError(
+                f"{self.cls.__qualname__} has no field {min(gone)!r} any more; register a new version with an upgrade"
+            )
+        return {name: stored[name] if name in stored else self._default(name) for name in self.names}
+
+    def _default(self, name: str) -> Any:
+        if name not in self._defaults:
+            raise TypeError(
+                f"field {name!r} of {self.cls.__qualname__} was not stored; register a new version with an upgrade"
+            )
+        return self._defaults[name]()
+
+
+def _always(value: Any) -> Any:
+    return value
+
+
+def _defaults(fields: Iterable[Any], missing: object) -> dict[str, Callable[[], Any]]:
+    defaults: dict[str, Callable[[], Any]] = {}
+    for field in fields:
+        if field.default is not missing:
+            defaults[field.name] = functools.partial(_always, field.default)
+        elif field.default_factory is not missing:
+            defaults[field.name] = field.default_factory
+    return defaults
+
+
+def _restore(cls: type, fields: Mapping[str, Any]) -> Any:
+    obj: Any = object.__new__(cls)
+    for name, value in fields.items():
+        _set(obj, name, value)
+    return obj
+
+
+# Classes of fields --------------------------------------------------------------------------------
+
+
+def _dataclass(cls: Any) -> Anatomy:
+    stored = dataclasses.fields(cls)
+    fields = _Fields(cls, (field.name for field in stored), _defaults(stored, dataclasses.MISSING))
+    return Anatomy(fields.of, lambda value: _restore(cls, fields.match(value)))
+
+
+def _attrs(cls: Any) -> Anatomy:
+    attributes = cls.__attrs_attrs__
+    nothing = sys.modules["attr"].NOTHING
+    defaults: dict[str, Callable[[], Any]] = {}
+    for attribute in attributes:
+        default = attribute.default
+        if isinstance(default, sys.modules["attr"].Factory):
+            if not default.takes_self:
+                defaults[attribute.name] = default.factory
+        elif default is not nothing:
+            defaults[attribute.name] = functools.partial(_always, default)
+    fields = _Fields(cls, (attribute.name for attribute in attributes), defaults)
+    return Anatomy(fields.of, lambda value: _restore(cls, fields.match(value)))
+
+
+def _namedtuple(cls: Any) -> Anatomy:
+    defaults: dict[str, Callable[[], Any]] = {
+        name: functools.partial(_always, value) for name, value in cls._field_defaults.items()
+    }
+    fields = _Fields(cls, cls._fields, defaults)
+
+    def decode(value: Any) -> Any:
+        matched = fields.match(value)
+        return tuple.__new__(cls, [matched[name] for name in fields.names])
+
+    return Anatomy(lambda obj: dict(zip(fields.names, tuple.__iter__(obj), strict=True)), decode)
+
+
+def _struct(cls: Any) -> Anatomy:
+    msgspec = sys.modules["msgspec"]
+    defaults = _defaults(msgspec.structs.fields(cls), msgspec.NODEFAULT)
+    fields = _Fields(cls, cls.__struct_fields__, defaults)
+    make = cls
+    if "__post_init__" in _names(cls):
+        # Only msgspec can make a Struct, and it calls __post_init__. So an object of a class with the
+        # same layout and without that method is made, and then becomes one of this class.
+        config = cls.__struct_config__
+        make = msgspec.defstruct(
+            cls.__name__, fields.names, weakref=config.weakref, dict=config.dict, gc=config.gc
+        )
+
+    def decode(value: Any) -> Any:
+        obj = make(**fields.match(value))
+        if make is not cls:
+            obj.__class__ = cls
+        return obj
+
+    return Anatomy(fields.of, decode)
+
+
+def _pydantic(cls: Any, drop: bool) -> Anatomy:
+    infos = cls.__pydantic_fields__
+    defaults = {
+        name: functools.partial(info.get_default, call_default_factory=True, validated_data={})
+        for name, info in infos.items()
+        if not info.is_required()
+    }
+    extra = cls.model_config.get("extra")
+    fields = _Fields(cls, infos, defaults, drop and extra != "forbid")
+    takes_extra = extra == "allow"
+
+    def encode(obj: Any) -> dict[str, Any]:
+        parts = {"fields": dict(obj.__dict__), "set": sorted(obj.__pydantic_fields_set__)}
+        if obj.__pydantic_extra__:
+            parts["extra"] = dict(obj.__pydantic_extra__)
+        if obj.__pydantic_private__ is not None:
+            parts["private"] = dict(obj.__pydantic_private__)
+        return parts
+
+    def decode(value: Any) -> Any:
+        stored = value["fields"]
+        if stored.keys() != infos.keys():
+            cached = {name: item for name, item in stored.items() if _is_cached(cls, name)}
+            stored = {name: item for name, item in stored.items() if name not in cached}
+            stored = {**fields.match(stored), **cached}
+        model = object.__new__(cls)
+        _set(model, "__dict__", stored)
+        _set(model, "__pydantic_fields_set__", set(value["set"]))
+        more = value.get("extra", {}) if takes_extra else None
+        for name, item in (("__pydantic_extra__", more), ("__pydantic_private__", value.get("private"))):
+            if getattr(model, name, model) is not item:  # a RootModel has them on the class
+                _set(model, name, item)
+        return model
+
+    return Anatomy(encode, decode)
+
+
+def _is_cached(cls: type, name: str) -> bool:
+    return isinstance(inspect.getattr_static(cls, name, None), property | functools.cached_property)
+
+
+# Enums and subclasses of built-in types -----------------------------------------------------------
+
+
+def _enum(cls: Any) -> Anatomy:
+    def decode(value: Any) -> Any:
+        for member in type.__getattribute__(cls, "_member_map_").values():
+            if member._value_ == value and type(member._value_) is type(value):
+                return member
+        # Only the code of `enum` itself may make the union of several flags.
+        if issubclass(cls, enum.Flag) and _is_plain_flag(cls) and type(value) is int:
+            return cls(value)
+        raise TypeError(f"{cls.__qualname__} has no member with this value")
+
+    return Anatomy(lambda member: member._value_, decode)
+
+
+def _is_plain_flag(cls: type[enum.Flag]) -> bool:
+    missing = inspect.getattr_static(cls, "_missing_")
+    return missing in (enum.Flag.__dict__["_missing_"], enum.IntFlag.__dict__.get("_missing_"))
+
+
+def _subclass(cls: Any) -> Anatomy:
+    base = next(base for base in _BUILT_IN if issubclass(cls, base))
+    plain = dict if issubclass(base, dict) else base
+    slots = [name for base in cls.__mro__ for name in _slots(base)]
+
+    def encode(obj: Any) -> Any:
+        attributes = dict(getattr(obj, "__dict__", ()))
+        attributes.update((name, getattr(obj, name)) for name in slots if hasattr(obj, name))
+        value = _plain_value(plain, obj)
+        return (value, attributes) if attributes else value
+
+    def decode(stored: Any) -> Any:
+        value, attributes = stored if type(stored) is tuple and len(stored) == 2 else (stored, {})
+        if not isinstance(value, list if plain is tuple else plain):
+            raise TypeError(f"a stored {cls.__qualname__} must hold a {plain.__name__}")
+        obj = _filled(base, cls, value)
+        for name, item in attributes.items():
+            _set(obj, name, item)
+        return obj
+
+    return Anatomy(encode, decode)
+
+
+def _slots(cls: type) -> list[str]:
+    slots = cls.__dict__.get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in names if isinstance(cls.__dict__.get(name), types.MemberDescriptorType)]
+
+
+def _plain_value(plain: Any, obj: Any) -> Any:
+    """Return the built-in part of an object, whatever methods its class overrides."""
+    if plain is dict:
+        return dict(
+            collections.OrderedDict.items(obj)
+            if isinstance(obj, collections.OrderedDict)
+            else dict.items(obj)
+        )
+    if plain in (list, set, frozenset):
+        return plain(plain.__iter__(obj))
+    if plain is tuple:  # as a list: a tuple holds the value and its attributes
+        return list(tuple.__iter__(obj))
+    return _SCALARS[plain](obj)
+
+
+def _bytes(obj: bytes) -> bytes:
+    return bytes.__getitem__(obj, slice(None))
+
+
+_SCALARS: dict[Any, Callable[[Any], Any]] = {
+    str: str.__str__, int: int.__int__, float: float.__float__, bytes: _bytes,
+}  # fmt: skip
+
+
+def _filled(base: Any, cls: type, value: Any) -> Any:
+    """Return an object of a class with a built-in part, whatever methods the class overrides."""
+    if base not in (collections.OrderedDict, dict, list, set):
+        return base.__new__(cls, value)
+    obj = base.__new__(cls)
+    if base is collections.OrderedDict:
+        for key, item in value.items():  # its update() would call an overridden __setitem__
+            base.__setitem__(obj, key, item)
+    else:
+        add: Callable[..., Any] = list.extend if base is list else base.update
+        add(obj, value)
+    return obj

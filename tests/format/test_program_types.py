@@ -1,0 +1,403 @@
+"""Data classes of the program are stored by name; a hostile name reaches nothing else and runs nothing."""
+
+import collections
+import dataclasses
+import enum
+import importlib.util
+import subprocess
+import sys
+import types
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import attrs
+import msgspec
+import ormsgpack
+import pydantic
+import pytest
+
+import outlive
+from outlive.errors import BadArgument, TypeChanged, Unencodable, UnknownTag
+from outlive.format.codec import Codec
+from outlive.format.extensions import TAGGED
+from outlive.format.program_types import ProgramTypes
+from outlive.format.registry import Registry
+
+HERE = __name__
+calls: list[str] = []  # what ran that must not run
+
+
+def codec() -> Codec:
+    """Return the codec of a process that has seen nothing yet."""
+    return Codec(ProgramTypes(Registry()))
+
+
+@dataclasses.dataclass
+class Plan:
+    city: str
+    days: int = 3
+
+    def __post_init__(self):
+        calls.append("Plan.__post_init__")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    at: tuple[int, ...]
+
+
+class Model(pydantic.BaseModel):
+    x: int
+    inner: "Model | None" = None
+
+    @pydantic.field_validator("x")
+    @classmethod
+    def check(cls, value):
+        calls.append("a validator")
+        return value
+
+    def __new__(cls, *args, **kwargs):
+        calls.append("Model.__new__")
+        return super().__new__(cls)
+
+
+T = TypeVar("T")
+
+
+class Box(pydantic.BaseModel, Generic[T]):
+    item: T
+
+
+class Struct(msgspec.Struct):
+    a: int
+    b: list[int] = []
+
+    def __post_init__(self):
+        calls.append("Struct.__post_init__")
+
+
+class FrozenStruct(msgspec.Struct, frozen=True):
+    a: int
+
+    def __post_init__(self):
+        calls.append("FrozenStruct.__post_init__")
+
+
+@attrs.define
+class Attrs:
+    a: int
+    b: list[int] = attrs.Factory(list)
+
+    def __attrs_post_init__(self):
+        calls.append("Attrs.__attrs_post_init__")
+
+
+@attrs.frozen
+class AttrsFrozen:
+    a: int
+
+
+class Point(NamedTuple):
+    x: int
+    y: int = 0
+
+
+class Row(collections.namedtuple("Row", "a b")):  # noqa: PYI024, SLOT002
+    def __new__(cls, a, b):
+        calls.append("Row.__new__")
+        return super().__new__(cls, a, b)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    PAIR = (1, 2)
+
+    @classmethod
+    def _missing_(cls, value):
+        calls.append("Colour._missing_")
+
+
+class Rights(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Text(str):  # noqa: SLOT000
+    def __new__(cls, value):
+        calls.append("Text.__new__")
+        return super().__new__(cls, value)
+
+
+class Numbers(list):
+    def __init__(self, *args):
+        calls.append("Numbers.__init__")
+        super().__init__(*args)
+
+    def extend(self, items):
+        calls.append("Numbers.extend")
+
+    def __iter__(self):
+        calls.append("Numbers.__iter__")
+        return super().__iter__()
+
+
+class Ordered(collections.OrderedDict):
+    def __setitem__(self, key, value):
+        calls.append("Ordered.__setitem__")
+        super().__setitem__(key, value)
+
+
+class Slotted(int):
+    pass
+
+
+class Pairs(tuple):  # noqa: SLOT001  # its objects have attributes
+    pass
+
+
+def local():
+    @dataclasses.dataclass
+    class Local:
+        a: int
+
+    return Local
+
+
+Local = local()
+noted = Text("hello")
+noted.note = {"by": Plan("Lisbon")}
+five = Slotted(5)
+five.unit = "m"
+pairs = Pairs([1, 2])
+pairs.note = "two"
+
+VALUES = [
+    Plan("Rome", 4), Frozen((1, 2)), Model(x=1, inner=Model(x=2)), Box[int](item=1), Box(item="a"), Struct(1, [2]),
+    FrozenStruct(3), Attrs(1, [2]), AttrsFrozen(1), Point(1, 2), Row(1, 2), Colour.RED, Colour.PAIR, Rights.READ,
+    Rights.READ | Rights.WRITE, Text("a"), noted, Numbers([1, 2]), Ordered(b=1, a=2), five, Pairs([1, 2]), pairs,
+    Local(1), {"deep": [Plan("Oslo"), (Point(1),)]}, Pairs([1, {}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value", VALUES, ids=[f"{n}-{type(value).__name__}" for n, value in enumerate(VALUES)]
+)
+def test_a_data_class_comes_back_in_another_process_and_its_code_does_not_run(value):
+    packed = codec().pack(value)
+    calls.clear()
+    back = codec().unpack(packed)
+    assert calls == []
+    assert repr(back) == repr(value)
+    assert type(back) is type(value)
+    assert vars(back) == vars(value) if hasattr(value, "__dict__") else back == value
+
+
+def test_two_classes_of_one_name_stay_apart():
+    first, second = types.ModuleType("billing_of_tests"), types.ModuleType("travel_of_tests")
+    for module in (first, second):
+        module.State = dataclasses.make_dataclass("State", ["a"])
+        module.State.__module__ = module.__name__
+        sys.modules[module.__name__] = module
+    try:
+        packed = codec().pack([first.State(1), second.State(2)])
+        assert [type(item) for item in codec().unpack(packed)] == [first.State, second.State]
+        registry = Registry()
+        for module in (first, second):
+            registry.add(module.State, outlive.format.registry.tag_of(module.State))
+        assert Codec(registry).unpack(packed)[1].a == 2
+    finally:
+        for module in (first, second):
+            del sys.modules[module.__name__]
+    with pytest.raises(UnknownTag, match="import billing_of_tests before loading"):
+        codec().unpack(packed)
+
+
+# Hostile names ------------------------------------------------------------------------------------
+
+
+def stored(tag: str, value: Any = None, version: int = 1) -> bytes:
+    inside = ormsgpack.packb([tag, version, {} if value is None else value])
+    return ormsgpack.packb(ormsgpack.Ext(TAGGED, inside))
+
+
+def effect():
+    calls.append("a function")
+
+
+class Plain:
+    def __init__(self, **fields):
+        calls.append("Plain.__init__")
+
+
+@dataclasses.dataclass
+class Failure(Exception):
+    a: int = 1
+
+
+class Answering(types.ModuleType):
+    """A module that answers for any name, as lazy modules do."""
+
+    def __getattribute__(self, name):
+        calls.append(f"module.{name}")
+        return super().__getattribute__(name)
+
+
+class Meta(type):
+    def __getattribute__(cls, name):
+        calls.append(f"metaclass.{name}")
+        return super().__getattribute__(name)
+
+
+class WithMeta(metaclass=Meta):
+    pass
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "os:system", "subprocess:Popen", "builtins:eval", "builtins:dict", "os:path", "os.path:join", "sys:modules",
+        f"{HERE}:effect", f"{HERE}:Plain", f"{HERE}:Failure", f"{HERE}:calls", f"{HERE}:noted", f"{HERE}:subprocess.Popen",
+        f"{HERE}:pydantic", f"{HERE}:collections.OrderedDict", f"{HERE}:Plan.__init__", f"{HERE}:Plan.__class__",
+        f"{HERE}:Model.model_fields", f"{HERE}:local.<locals>.Missing", f"{HERE}:", ":", ":Plan", f"{HERE}:Plan.", "a:b:c",
+        f"{HERE}:WithMeta", f"{HERE}:T", f"{HERE}: Plan", "no.such.module:Plan", "__main__:__builtins__",
+    ],
+)  # fmt: skip
+def test_a_hostile_name_is_refused_and_runs_nothing(tag):
+    calls.clear()
+    with pytest.raises(UnknownTag):
+        codec().unpack(stored(tag))
+    assert calls == []
+
+
+def test_a_class_is_not_reached_through_a_module_that_only_imports_it():
+    module = types.ModuleType("importing_of_tests")
+    module.Plan = Plan
+    sys.modules[module.__name__] = module
+    try:
+        with pytest.raises(UnknownTag, match="did it move"):
+            codec().unpack(stored("importing_of_tests:Plan", {"city": "a", "days": 1}))
+    finally:
+        del sys.modules[module.__name__]
+
+
+def test_a_module_that_answers_with_code_is_not_asked():
+    module = Answering("answering_of_tests")
+    sys.modules[module.__name__] = module
+    calls.clear()
+    try:
+        with pytest.raises(UnknownTag):
+            codec().unpack(stored("answering_of_tests:Plan"))
+    finally:
+        del sys.modules["answering_of_tests"]
+    assert calls == []
+
+
+def test_a_lazy_module_stays_unloaded():
+    spec = importlib.util.find_spec("this")  # it prints when it is imported
+    module = importlib.util.module_from_spec(spec)
+    importlib.util.LazyLoader(spec.loader).exec_module(module)
+    sys.modules["this"] = module
+    try:
+        with pytest.raises(UnknownTag):
+            codec().unpack(stored("this:Zen"))
+        assert "s" not in types.ModuleType.__getattribute__(module, "__dict__")
+    finally:
+        del sys.modules["this"]
+
+
+def test_nothing_is_imported():
+    before = set(sys.modules)
+    with pytest.raises(UnknownTag, match="import antigravity before loading"):
+        codec().unpack(stored("antigravity:fly"))
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize(
+    "tag, value",
+    [
+        (f"{HERE}:Plan", {"city": "a", "days": 1, "more": 1}), (f"{HERE}:Plan", {}), (f"{HERE}:Plan", [1]), (f"{HERE}:Plan", 5),
+        (f"{HERE}:Colour", "blue"), (f"{HERE}:Colour", 1), (f"{HERE}:Rights", "x"), (f"{HERE}:Text", 5), (f"{HERE}:Pairs", "ab"),
+        (f"{HERE}:Numbers", {}), (f"{HERE}:Model", {"fields": {"y": 1}, "set": []}), (f"{HERE}:Model", {"x": 1}), (f"{HERE}:Struct", {}),
+        (f"{HERE}:Point", {"z": 1}), (f"{HERE}:Slotted", "5"),
+    ],
+)  # fmt: skip
+def test_fields_that_do_not_fit_are_an_error_that_says_so(tag, value):
+    calls.clear()
+    with pytest.raises(TypeChanged):
+        codec().unpack(stored(tag, value))
+    assert calls == []
+
+
+def test_a_version_that_nobody_wrote_is_refused():
+    with pytest.raises(outlive.errors.NeedsUpgrade):
+        codec().unpack(stored(f"{HERE}:Plan", {"city": "a", "days": 1}, version=2))
+
+
+def test_of_classes_inside_functions_the_one_that_was_saved_last_is_meant():
+    mine, first = codec(), local()
+    packed = mine.pack(first(1))
+    assert type(mine.unpack(packed)) is first
+    second = local()
+    mine.pack(second(2))
+    assert type(mine.unpack(packed)) is second
+    with pytest.raises(UnknownTag, match="classes have this name"):
+        codec().unpack(packed)
+
+
+@pytest.mark.parametrize(
+    "value", [effect, Plain(), Failure(), object(), range(3), sys, Plan], ids=lambda value: str(value)[:20]
+)
+def test_what_is_no_data_is_refused_at_save(value):
+    with pytest.raises(Unencodable):
+        codec().pack({"a": value})
+
+
+# Through a store ----------------------------------------------------------------------------------
+
+PROGRAM = """
+import dataclasses, sys
+import outlive
+
+@dataclasses.dataclass
+class Plan:
+    city: str
+
+with outlive.open(sys.argv[1], types="program") as store:
+    if sys.argv[2] == "save":
+        store.thread("t").save({"plan": Plan("Lisbon")})
+    else:
+        assert store.thread("t").load() == {"plan": Plan("Lisbon")}
+"""
+
+
+def test_another_process_of_the_program_loads_what_one_has_saved(tmp_path):
+    program = tmp_path / "agent.py"
+    program.write_text(PROGRAM)
+    for act in ("save", "load"):
+        subprocess.run([sys.executable, program, tmp_path / "a.db", act], check=True)
+    with outlive.open(tmp_path / "a.db") as store:
+        with pytest.raises(UnknownTag, match="__main__:Plan"):
+            store.thread("t").load()
+        with pytest.raises(Unencodable, match=r"Plan is not registered.*register"):
+            store.thread("u").save(Plan("Rome"))
+
+
+def test_types_must_be_one_of_two_words():
+    with pytest.raises(BadArgument, match="types must be"):
+        outlive.open("memory:", types="all")
+
+
+def test_a_registered_type_comes_first_and_keeps_its_tag():
+    registry = Registry()
+    registry.add(Plan, "plan", version=2, upgrade={1: lambda fields: {"city": fields["town"], "days": 1}})
+    back = Codec(ProgramTypes(registry)).unpack(stored("plan", {"town": "Rome"}))
+    assert (back.city, back.days) == ("Rome", 1)
+    assert b"plan" in Codec(ProgramTypes(registry)).pack(back)
+
+
+def test_a_program_that_makes_classes_does_not_grow(monkeypatch):
+    monkeypatch.setattr(outlive.format.program_types, "_MOST", 10)
+    registry = ProgramTypes(Registry())
+    for number in range(100):
+        assert registry.of(dataclasses.make_dataclass(f"C{number}", ["a"])) is not None
+    assert len(registry._by_type) <= 10
+    assert len(registry._by_tag) <= 10
