@@ -583,7 +583,7 @@ def test_an_async_process_recovers_a_run_too(workers, url, folder, die, redone):
         graph = graph_of(folder)
         async with outlive.open_async(url) as store:
             end = time.monotonic() + SOON_S
-            while not (await store.recover({"assistant": lambda begun: aresume_graph(graph, begun)})).resumed:
+            while not (await store.recover({"assistant": functools.partial(aresume_graph, graph)})).resumed:
                 assert time.monotonic() < end
                 await asyncio.sleep(0.05)
             return await arun_graph(graph, None, thread_id="t", store=store, run_id="r")
