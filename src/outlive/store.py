@@ -34,7 +34,6 @@ from outlive.arguments import (
     thread_cursor,
 )
 from outlive.backend import EntryRecord, ThreadKey, ThreadQuery
-from outlive.backend.entries import COPIED
 from outlive.errors import (
     AmbiguousRun,
     BadArgument,
@@ -66,7 +65,7 @@ from outlive.runtime.runtime import new_id
 from outlive.runtime.wrong_mode import AsyncContext, async_items
 from outlive.threads import export
 from outlive.threads.cache import Cache
-from outlive.threads.copy import entries_into_store, into_store
+from outlive.threads.copy import into_store
 from outlive.threads.engine import Engine
 from outlive.threads.listing import Threads, choose_threads
 from outlive.threads.thread import AsyncThread, S
@@ -677,7 +676,7 @@ class AsyncStore(AsyncContext):
         return await rotate(sides, backend.ring, self._settings.tenant, progress)
 
     async def size(self) -> StoreSize:
-        """Return how much the store holds for this tenant, from the rows of its threads alone."""
+        """Return how much the store holds for this tenant, without reading what is in its threads."""
         await self.flush()
         totals = await self._engine.backend.totals(self._settings.tenant)
         return StoreSize(totals.threads, totals.checkpoints, totals.stored)
@@ -716,9 +715,6 @@ class AsyncStore(AsyncContext):
                     damaged.append(error)
             if progress is not None:
                 progress(done, len(ids))
-        if threads is None and since is None:
-            for kind in COPIED:
-                await entries_into_store(self._engine, target._engine, self._settings.tenant, kind, set(ids))
         if damaged:
             for other in damaged[1:]:
                 damaged[0].add_note(str(other))

@@ -1,4 +1,5 @@
-"""Pages of tickets, timers and questions over all threads are read by an index, however many there are."""
+"""Pages of tickets, timers and questions over all threads are read by an index, however many there are, and so are the
+threads that changed last."""
 
 from __future__ import annotations
 
@@ -119,6 +120,33 @@ def test_postgresql_reads_them_by_an_index(postgres_store: str) -> None:
         bound = 4 * LIMIT
         assert read, name
         assert all(count <= bound for _, count in read), (name, read)
+    run_now(backend.close())
+
+
+def test_postgresql_reads_the_newest_threads_by_an_index_whatever_the_planner_knows(
+    postgres_store: str,
+) -> None:
+    backend: Any = postgres_url.parse_url(postgres_store, {}).sync(60)
+    run_now(backend.identity(b"k" * 32))
+    with psycopg.connect(postgres_store, autocommit=True) as connection:
+        connection.execute("alter table outlive.thread set (autovacuum_enabled = off)")
+        fill(backend)
+        # As if one had changed each second.
+        connection.execute("update outlive.thread set updated_at = updated_at - key * 1000000")
+        connection.execute("vacuum outlive.thread")
+        connection.execute("set random_page_cost = 1000000")  # as wrong as missing statistics
+        tenant = connection.execute("select tenant_digest from outlive.thread limit 1").fetchone()
+        page = f"select * from outlive.newest_threads_1(%s, '', {(1 << 63) - 1}, '', {LIMIT})"
+        for _ in range(2):  # the first call plans, and reads catalogs
+            explained = connection.execute(
+                f"explain (analyze, buffers, format json) {page}", tenant
+            ).fetchone()
+        assert explained is not None
+        (node,) = nodes_of(explained[0][0]["Plan"])
+        assert node["Actual Rows"] == LIMIT
+        assert (
+            node["Shared Hit Blocks"] + node["Shared Read Blocks"] <= 3 * LIMIT
+        )  # of more than twice as many
     run_now(backend.close())
 
 

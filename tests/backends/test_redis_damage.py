@@ -67,6 +67,7 @@ def answers(store, id="t"):
         "metadata": thread.metadata,
         "writes": lambda: thread.writes("c3"),
         "threads": lambda: [(info.id, info.checkpoints) for info in store.threads()],
+        "newest": lambda: [(info.id, info.checkpoints) for info in store.threads(order="updated")],
         "runs": lambda: shown(store.runs()),
         "runs by status": lambda: shown(store.runs(status="completed")),
         "runs of the thread": lambda: shown(store.runs(thread=id)),
@@ -169,7 +170,9 @@ def damaged(server, changes):
 def thread_keys(server):
     digest = ThreadKey.of("", "t").digest.hex().encode()
     bucket = b"{%s}" % re.search(rb"{(\d+)}", keys_of("t")[0].encode())[1]
-    return sorted(key for key in server.call("KEYS", "*") if digest in key or bucket in key)
+    return sorted(
+        key for key in server.call("KEYS", "*") if digest in key or bucket in key or key == b"outlive:recent"
+    )
 
 
 def test_no_key_of_a_thread_or_its_bucket_is_lost_unnoticed(server, store_with):
@@ -238,15 +241,16 @@ def test_no_field_or_member_is_lost_older_or_changed_unnoticed(server, store_wit
     for key in thread_keys(server):
         for name, value in each_part(server, key):
             where = f"{name} of {key}"
-            is_chunk = {"must_tell": key[-1:] != b"c"}  # one that no checkpoint needs may go
+            # A chunk that no checkpoint needs may go. Without this mark, rows are added up.
+            is_chunk = {"must_tell": key[-1:] != b"c" and name != b"totals"}
             changes.append((f"no {where}", lambda part=(key, name, value): drop(server, *part), is_chunk))
             # A changed name is found by verify alone: what it named is not missed by its number.
-            is_seen = {"is_seen": value is not None}
+            is_seen = {"is_seen": value is not None, "must_tell": name != b"totals"}
             changed = lambda part=(key, name, value): change_part(server, chance, *part)  # noqa: E731
             changes.append((f"other {where}", changed, is_seen))
             renamed = lambda part=(key, name, value): change_name(server, chance, *part)  # noqa: E731
             if value is not None:
-                changes.append((f"renamed {where}", renamed, {"is_seen": False}))
+                changes.append((f"renamed {where}", renamed, {**is_seen, "is_seen": False}))
             former = older.get(key, {}).get(name)
             if former is not None and former != value and (key[-2:], name) != (b":m", b"projection"):
                 put_back = lambda part=(key, name, former): server.call("HSET", *part)  # noqa: E731
@@ -462,6 +466,81 @@ def test_a_loss_that_nothing_can_name_is_told_until_it_is_accepted(server, url):
         assert store.verify().ok
         assert store.thread(new).save({"n": 1}).seq == 1
         assert listed(store) == sorted([new, OTHER])
+
+
+def totals_of(store):
+    size = store.size()
+    return size.threads, size.checkpoints, size.stored_bytes
+
+
+def test_totals_are_those_of_the_rows_whatever_was_deleted(server, url):
+    one, two, three = same_bucket(3)
+    with outlive.open(url) as store, outlive.open(url, tenant="other") as other:
+        for id in (one, two, three):
+            store.thread(id).save({"n": 1, "text": id * 500})
+        other.thread(one).save({"n": 1})
+        for n in range(5):
+            store.thread(two).save({"n": n}, id=f"{n}")
+        store.thread(two).prune(keep_last=2)
+        server.call("DEL", keys_of(one)[0])
+        store.delete(one)  # nothing tells what it had
+        expected = (2, 3, sum(store.thread(id).size().stored_bytes for id in (two, three)))
+        assert totals_of(store) == expected
+        assert store.verify().ok
+        assert server.call("HGET", f"outlive:{{{bucket_of(two)}}}:roster", "totals") == b"1"
+        assert totals_of(store) == expected
+        assert totals_of(other) == (1, 1, other.thread(one).size().stored_bytes)
+
+
+def test_totals_that_are_wrong_are_told_and_added_up_again(server, url):
+    one, two = same_bucket(2)
+    roster = f"outlive:{{{bucket_of(one)}}}:roster"
+    with outlive.open(url) as store:
+        store.thread(one).save({"n": 1})
+        store.thread(two).save({"n": 1})
+        sound = totals_of(store)
+        for field in (b"t\0", b"c\0", b"b\0", b"t\0nobody"):
+            server.call("HINCRBY", roster, field, 1)
+            (problem,) = store.verify().problems
+            assert "totals of bucket" in str(problem)
+            assert totals_of(store) == sound
+            assert store.verify().ok
+
+
+def test_the_index_by_time_is_made_again_when_it_is_lost(server, url):
+    with outlive.open(url) as store:
+        ids = [f"{n}" for n in range(20)]
+        for id in ids:
+            store.thread(id).save({"n": 1})
+        for harm in (
+            lambda: server.call("DEL", "outlive:recent"),
+            lambda: server.call("HDEL", "outlive:identity", "listed"),
+            lambda: server.call("ZREM", "outlive:recent", server.call("ZRANGE", "outlive:recent", 3, 3)[0]),
+            lambda: server.call("ZADD", "outlive:recent", 0, b"\0" + b"0" * 16 + b"nobody"),
+            lambda: server.call("ZADD", "outlive:recent", 0, b"no line"),
+        ):
+            harm()
+            assert [info.id for info in store.threads(order="updated")] == ids[::-1]
+            assert store.verify().ok
+            harm()
+            assert not store.verify().ok
+            assert store.verify().ok
+            assert [info.id for info in store.threads(order="updated")] == ids[::-1]
+        server.call("DEL", "outlive:identity")
+        assert [info.id for info in store.threads(order="updated")] == ids[::-1]
+
+
+def test_a_thread_whose_ttl_ended_is_in_no_total_and_in_no_order(server, url):
+    with outlive.open(url) as store:
+        store.thread("stays").save({"n": 1})
+        sound = totals_of(store)
+    with outlive.open(url, ttl_s=0.5) as store:
+        for id in ("stays", "over"):
+            store.thread(id if id == "over" else same_bucket(2)[0]).save({"n": 1})
+        eventually(lambda: totals_of(store) == sound, "the TTL deletes nothing")
+        assert [info.id for info in store.threads(order="updated")] == ["stays"]
+        assert server.call("ZCARD", "outlive:recent") == 1
+        assert store.verify().ok
 
 
 def keys_of_thread(server, id):

@@ -16,21 +16,21 @@ from rig.replicas import open_pair
 
 OLD, NEW = random.Random(1).randbytes(32), random.Random(2).randbytes(32)
 RING, BOTH, LAST = KeyRing({"old": OLD}), KeyRing({"old": OLD, "new": NEW}), KeyRing({"new": NEW})
-LISTED, UNLISTED, OWN = (
-    ThreadKey.of("", "listed"),
-    ThreadKey.of("", "unlisted"),
+SAVED, SUBMITTED, OWN = (
+    ThreadKey.of("", "saved"),
+    ThreadKey.of("", "submitted"),
     ThreadKey.of(RESERVED, "own"),
 )
-EVERYWHERE = tuple(itertools.product(KINDS.values(), (LISTED, UNLISTED)))
+EVERYWHERE = tuple(itertools.product(KINDS.values(), (SAVED, SUBMITTED)))
 
 
 def backend_of(store):
     return store._store._engine.backend
 
 
-def put(store, *kinds, keys=(LISTED, UNLISTED)):
-    """Store an entry of each kind, in a thread that a listing shows and in one that it does not show."""
-    store.thread(LISTED.id).save({"n": 1})
+def put(store, *kinds, keys=(SAVED, SUBMITTED)):
+    """Store an entry of each kind, in a thread with a checkpoint and in one without."""
+    store.thread(SAVED.id).save({"n": 1})
     for key in keys:
         entries = [EntryRecord(kind.name, "k", b"body", "ended", fence=7) for kind in kinds]
         run_now(commit(backend_of(store), Commit(key, entries=tuple(entries))))
@@ -80,7 +80,7 @@ def test_the_other_store_of_a_pair_gets_what_is_replicated(tmp_path):
     joined = f"sqlite:///{tmp_path}/joined.db?fsync=normal"
     with open_pair(three, joined) as store:
         eventually(lambda: store.replication_status().is_caught_up)
-    for url, kind, key in itertools.product((two, joined), kinds, (LISTED, UNLISTED)):
+    for url, kind, key in itertools.product((two, joined), kinds, (SAVED, SUBMITTED)):
         with outlive.open(url) as store:
             found = [entry.body for entry in get(backend_of(store), kind, key)]
             assert found == ([b"body"] if kind.is_replicated else []), (url, kind, key)
@@ -90,7 +90,7 @@ def test_verify_finds_damage_in_each_kind(tmp_path):
     for ring in (None, RING):
         path = tmp_path / f"{ring is None}.db"
         with outlive.open(f"sqlite:///{path}?fsync=normal", **({"key": ring} if ring else {})) as store:
-            put(store, *KINDS.values(), keys=(LISTED, UNLISTED, OWN))
+            put(store, *KINDS.values(), keys=(SAVED, SUBMITTED, OWN))
             assert store.verify().problems == ()
             with contextlib.closing(
                 apsw.Connection(str(path))
@@ -112,5 +112,5 @@ def test_verify_reports_a_stored_entry_of_an_unknown_kind(tmp_path, monkeypatch)
         with outlive.open(url) as store:
             with monkeypatch.context() as patch:
                 patch.setitem(KINDS, "stray", stray)
-                put(store, stray, keys=(LISTED,))
+                put(store, stray, keys=(SAVED,))
             assert "unknown kind 'stray'" in str(store.verify().problems)

@@ -27,6 +27,7 @@ class EntryKind:
     is_replicated: bool = True  # the other store of a pair gets it
     is_copied: bool = True  # `copy_to` and `backup` copy it
     wakes: bool = False  # storing it wakes those who watch the tenant
+    lists: bool = False  # a thread that has one is listed
 
 
 RUN, LOCK, STEP, RESPONSE, SWEEP = "run", "lock", "step", "response", "sweep"
@@ -42,14 +43,15 @@ PAIR, NAMING = "pair", "naming key"
 KINDS = {
     kind.name: kind
     for kind in (
-        EntryKind(RUN),
+        EntryKind(RUN, lists=True),
+        # Of a run, whose own entry lists the thread.
         EntryKind(STEP),
         EntryKind(RESPONSE),
-        EntryKind(WAIT, wakes=True),
-        EntryKind(TIMER, wakes=True),
-        EntryKind(READY, wakes=True),
+        EntryKind(WAIT, wakes=True, lists=True),
+        EntryKind(TIMER, wakes=True, lists=True),
+        EntryKind(READY, wakes=True, lists=True),
         EntryKind(STREAM),
-        EntryKind(LOCK, is_copied=False),  # a lock counts only in its own store
+        EntryKind(LOCK, is_copied=False, lists=True),  # a lock counts only in its own store
         EntryKind(WORKER, is_copied=False),  # a worker works on its own store
         # When this store was swept, by its own clock. After a failover a sweep comes early: no
         # harm.
@@ -65,6 +67,7 @@ KINDS = {
 ENCRYPTED = tuple(kind.name for kind in KINDS.values() if kind.is_encrypted)
 REPLICATED = tuple(kind.name for kind in KINDS.values() if kind.is_replicated)
 COPIED = tuple(kind.name for kind in KINDS.values() if kind.is_copied)
+LISTING = tuple(kind.name for kind in KINDS.values() if kind.lists)
 WAKING = frozenset(kind.name for kind in KINDS.values() if kind.wakes)
 
 

@@ -43,7 +43,8 @@ tests each of these rules:
    tombstones: it withdraws what only this store has. An entry that is removed (`gone`) leaves no
    tombstone, and a copy of it that comes late is stored again. So only entries are removed that are
    checked against others by their readers, as a ticket is against its run.
-8. A thread is listed while it has checkpoints, writes or its own metadata.
+8. A thread is listed while it has checkpoints, writes, its own metadata, or an entry of a kind that
+   `lists` (`entries.py`): a run that has not saved yet is in a thread that everybody finds.
 9. Over a network a commit may arrive twice, or late. The backend of a server keeps the tokens of
    the last 8 commits of a thread, and of those that their callers gave up. A commit whose token is
    known does nothing and is answered as done. A backend of this process does each commit once, and
@@ -296,7 +297,7 @@ class Backend(Protocol):
         ...
 
     async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
-        """Add up the listed threads of a tenant, from their rows alone."""
+        """Add up the listed threads of a tenant, without reading what is in them."""
         ...
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:

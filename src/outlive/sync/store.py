@@ -405,7 +405,7 @@ class Store(SyncContext):
         return run_now(self._store.rotate(progress=progress))
 
     def size(self) -> StoreSize:
-        """Return how much the store holds for this tenant, from the rows of its threads alone."""
+        """Return how much the store holds for this tenant, without reading what is in its threads."""
         return run_now(self._store.size())
 
     def copy_to(

@@ -7,7 +7,7 @@ thread. Another store gets what it does not have yet, oldest first.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,13 +15,11 @@ from outlive.backend import (
     TOMBSTONE,
     CheckpointRecord,
     Commit,
-    EntryQuery,
     EntryRecord,
     Receipt,
     ThreadKey,
     ThreadRecord,
     WriteRecord,
-    entry_pages,
     retry_stale,
     thread_record,
 )
@@ -142,19 +140,6 @@ async def into_store(source: Engine, target: Engine, key: ThreadKey, row: Thread
             return 0  # deleted meanwhile
         row = current
     raise StaleBase(key.id)
-
-
-async def entries_into_store(
-    source: Engine, target: Engine, tenant: str, kind: str, skip: Container[str]
-) -> None:
-    """Copy the entries of threads that are in no list: of runs that died before they saved."""
-    async for page in entry_pages(source.backend, EntryQuery(tenant, kind, limit=_PAGE)):
-        for key, entry in page:
-            if key.id in skip:
-                continue
-            stored = await entries_of(target.backend, key, kind, prefix=entry.key)
-            if _new([entry], stored):
-                await target.commit(Commit(key, entries=(entry,), merge=True))
 
 
 def _tombstone_before(

@@ -88,7 +88,7 @@ async def _listed_keys(engine: Engine, tenant: str, problems: list[Problem]) -> 
 
 
 async def _verify_unlisted(engine: Engine, tenant: str, listed: Container[str]) -> list[Problem]:
-    """Check what is in no list: runs that have not saved yet, and the records of the store itself."""
+    """Check what is in no list: what deleted threads have left, and the records of the store itself."""
     problems: list[Problem] = []
     for owner in (tenant, RESERVED):
         keys = {key for kind in KINDS async for key in _keys_with(engine.backend, owner, kind, problems)}

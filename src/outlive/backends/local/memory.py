@@ -34,7 +34,7 @@ from outlive.backend import (
     unescape,
 )
 from outlive.backend.clock import Clock, clock, has_lapsed, lease_facts
-from outlive.backend.entries import RUN, check_kinds
+from outlive.backend.entries import LISTING, RUN, check_kinds
 from outlive.backends.local.run_index import RunIndex
 from outlive.backends.rules.decide import check_found, decide
 from outlive.backends.rules.view import Counters, Effect, fitting, write_order
@@ -202,7 +202,9 @@ class Table:
     @property
     def is_listed(self) -> bool:
         """Tell whether a thread has anything to list: a deleted one has only its counters."""
-        return bool(self.records or self.pending) or self.metadata is not None
+        if self.records or self.pending or self.metadata is not None:
+            return True
+        return any(kind in LISTING for kind, _ in self.notes)
 
 
 class MemoryBackend:

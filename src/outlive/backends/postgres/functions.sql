@@ -837,3 +837,19 @@ begin
     return t.generation;
 end
 $outlive$;
+
+-- Listing ----------------------------------------------------------------------------------------
+
+-- Return the threads that changed last before a place, with all of the last second. By the index,
+-- whatever the planner knows about the table: without statistics it would read and sort them all.
+create function {schema}.newest_threads_1(
+    p_tenant_digest bytea, p_tenant text, p_updated_at bigint, p_id text, p_limit bigint
+) returns table (key bigint, updated_at bigint, id text)
+language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $outlive$
+begin
+    return query select t.key, t.updated_at, t.id from {schema}.thread t
+        where {LISTED} and t.tenant_digest = p_tenant_digest and t.tenant = p_tenant and t.recent <= p_updated_at / 1000000
+            and (t.updated_at < p_updated_at or (t.updated_at = p_updated_at and t.id > p_id))
+        order by t.recent desc fetch first (p_limit) rows with ties;
+end
+$outlive$;

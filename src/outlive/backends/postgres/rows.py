@@ -22,7 +22,7 @@ from outlive.backend import (
     escape,
     unescape,
 )
-from outlive.backend.entries import OUTBOX, RESPONSE, STEP, STREAM, TOMBSTONE, check_stored_kind, wakes
+from outlive.backend.entries import KINDS, LISTING, check_stored_kind, wakes
 from outlive.backends.rules.view import Counters, write_order
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
@@ -38,8 +38,9 @@ THREAD = (
     "t.metadata::text, t.info_version, t.info_checksum, t.digest"
 )
 _NAME = 16  # bytes of a chunk's name
-# Kinds of which a thread may have many: they are added up apart from the others.
-MANY = (STEP, RESPONSE, STREAM, TOMBSTONE, OUTBOX)
+# Kinds that do not list their thread, of which it may have many: they are added up apart from the
+# others. So a thread whose sum of the others is not 0 is listed.
+MANY = tuple(kind for kind in KINDS if kind not in LISTING)
 
 Cells = Sequence[bytes | None]
 

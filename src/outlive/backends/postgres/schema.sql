@@ -46,8 +46,8 @@ create table {schema}.thread (
     root_checkpoints bigint not null default 0,
     root_head bigint,                        -- seal of the newest checkpoint of the root namespace
     checkpoint_sum bigint not null default 0,  -- of the seals of all checkpoints
-    run_sum bigint not null default 0,       -- of runs, locks and other entries that are few
-    step_sum bigint not null default 0,      -- of those of steps, responses, tombstones and notes
+    run_sum bigint not null default 0,       -- of entries that list the thread: runs, locks, waits
+    step_sum bigint not null default 0,      -- of others: steps, responses, streams, tombstones
     seal bigint not null default 0,          -- over the counters, sums and tokens of this row
     tokens bytea not null default '',        -- of the last commits, 8 bytes each, newest first
     -- In seconds: of many saves in a second, one writes an index.

@@ -23,7 +23,7 @@ _NEWEST = """
         )
         order by x.id desc limit 1
 """
-_LISTED = "(t.checkpoints > 0 or t.writes > 0 or t.info_checksum is not null)"
+LISTED = "(t.checkpoints > 0 or t.writes > 0 or t.info_checksum is not null or t.run_sum <> 0)"
 
 # What is wrong with a thread, as the statements number it.
 GONE, NO_HEAD, TOO_FEW, UNSEALED, OLD_INFO, OLD_ENTRIES, BAD_ENTRY, FEW_WRITES, OTHER_KEY = range(10, 19)
@@ -167,7 +167,7 @@ order by 2
 _THREAD = f"""
 with page as materialized (
     select t.*, {{schema}}.thread_seal_1(t) <> t.seal as is_unsealed from {{schema}}.thread t
-    where t.digest = $2::bytea and ({_LISTED} or {{schema}}.thread_seal_1(t) <> t.seal)
+    where t.digest = $2::bytea and ({LISTED} or {{schema}}.thread_seal_1(t) <> t.seal)
 ),
 gone as materialized (
     select r.id, r.digest from {{schema}}.roster r
@@ -186,7 +186,7 @@ _RANGE = """
 _LISTING = f"""
 with page as materialized (
     select t.*, {{schema}}.thread_seal_1(t) <> t.seal as is_unsealed from {{schema}}.thread t
-    where ({_LISTED} or {{schema}}.thread_seal_1(t) <> t.seal) and {_RANGE.format(table="t", last="$5::text")}
+    where ({LISTED} or {{schema}}.thread_seal_1(t) <> t.seal) and {_RANGE.format(table="t", last="$5::text")}
     order by left(t.id, 400) collate "C", t.id limit $8::bigint
 ),
 last as materialized (
@@ -206,23 +206,20 @@ gone as materialized (
 
 # A page of threads by time, newest first: $4 and $5 are the place of the last one before. The ties
 # of the last second are read too, and sorted.
-_NEWEST_PAGE = f"""
-with newest as materialized (
-    select t.key, t.updated_at, t.id from {{schema}}.thread t
-    where {_LISTED} and t.tenant_digest = $2::bytea and t.tenant = $3::text and t.recent <= $4::bigint / 1000000
-        and (t.updated_at < $4::bigint or (t.updated_at = $4::bigint and t.id > $5::text))
-    order by t.recent desc fetch first ($6::bigint) rows with ties
+_NEWEST_PAGE = """
+with page as materialized (
+    select t.*, {schema}.thread_seal_1(t) <> t.seal as is_unsealed
+    from (
+        select n.key from {schema}.newest_threads_1($2, $3, $4, $5, $6) n
+        order by n.updated_at desc, n.id collate "C" limit $6::bigint
+    ) n
+    join {schema}.thread t on t.key = n.key
 ),
-page as materialized (
-    select t.*, {{schema}}.thread_seal_1(t) <> t.seal as is_unsealed
-    from (select n.key from newest n order by n.updated_at desc, n.id limit $6::bigint) n
-    join {{schema}}.thread t on t.key = n.key
-),
-gone as materialized (select r.id, r.digest from {{schema}}.roster r where false)
+gone as materialized (select r.id, r.digest from {schema}.roster r where false)
 """
 _TENANT_TOTALS = f"""
 select count(*), coalesce(sum(t.checkpoints), 0)::bigint, coalesce(sum(t.stored), 0)::bigint
-from {{schema}}.thread t where {_LISTED} and t.tenant_digest = $1::bytea and t.tenant = $2::text
+from {{schema}}.thread t where {LISTED} and t.tenant_digest = $1::bytea and t.tenant = $2::text
 """
 
 # All entries of a class (those of kinds that may be many, or the others) are added up, and compared
@@ -504,4 +501,4 @@ def schema_script(schema: str) -> str:
     scripts = [
         files(__package__).joinpath(name).read_text("utf-8") for name in ("schema.sql", "functions.sql")
     ]
-    return "\n".join(scripts).replace("{schema}", schema)
+    return "\n".join(scripts).replace("{LISTED}", LISTED).replace("{schema}", schema)

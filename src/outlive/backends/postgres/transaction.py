@@ -41,7 +41,7 @@ from outlive.backends.postgres.rows import (
     to_writes,
 )
 from outlive.backends.postgres.save import thread_parameters
-from outlive.backends.postgres.statements import GONE, NO_HEAD, PROBLEMS, UNSEALED
+from outlive.backends.postgres.statements import GONE, LISTED, NO_HEAD, PROBLEMS, UNSEALED
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import Snapshot, Wanted, done_before
 from outlive.backends.rules.view import Effect
@@ -101,9 +101,9 @@ class Transaction:
         )  # fmt: skip
         if entered in _DAMAGED:
             raise Corrupt(PROBLEMS[_DAMAGED[entered]], thread=thread.id)
-        ((key, now, tokens, checkpoints, writes, info, checksum, *counters),) = await self._query(
-            "select key, {schema}.now_us(), tokens, checkpoints, writes, info, info_checksum, "
-            "generation, revision, epoch, seq, created_at, info_version from {schema}.thread where digest = $1",
+        ((key, now, tokens, checkpoints, listed, info, checksum, *counters),) = await self._query(
+            f"select key, {{schema}}.now_us(), tokens, checkpoints, {LISTED}::int::bigint, info, info_checksum, "
+            "generation, revision, epoch, seq, created_at, info_version from {schema}.thread t where digest = $1",
             thread.digest,
         )
         self._key, self._now, self._tokens = key or b"", to_number(now), tokens or b""
@@ -111,10 +111,7 @@ class Transaction:
             return Snapshot(None)
         if not self._deletes and (None if info is None else info_checksum(info)) != checksum:
             raise Corrupt("its metadata does not match its checksum", thread=thread.id)
-        count = to_number(checkpoints)
-        seen = Snapshot(
-            to_row(counters), count > 0 or to_number(writes) > 0 or checksum is not None, count, metadata=info
-        )
+        seen = Snapshot(to_row(counters), to_number(listed) > 0, to_number(checkpoints), metadata=info)
         await self._look_at_checkpoints(wanted, seen)
         await self._look_at_writes(wanted, seen)
         await self._look_beside(wanted, seen)

@@ -7,21 +7,23 @@ of them next.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from outlive.backend import ThreadKey
+from outlive.backend.entries import LISTING
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity
 from outlive.backends.redis.keys import recent_key, to_bytes, to_text
 from outlive.backends.redis.repair import IndexRepair
-from outlive.backends.redis.rows import StoredThread
+from outlive.backends.redis.rows import StoredThread, pack_args
 from outlive.backends.redis.scripts import script
 from outlive.backends.redis.session import Session
 from outlive.errors import Corrupt
 
 _BATCH = 64  # chunks fetched together
+_LISTING = {kind.encode() for kind in LISTING}
 
 
 class ThreadAudit:
@@ -52,7 +54,7 @@ class ThreadAudit:
             self._add("an index does not show it as it is")
         if is_unlisted:
             self._add("the roster of its bucket does not show it as it is")
-        self._check_counts(stored, len(records) // 2, len(writes) // 2, len(entries) // 2)
+        self._check_counts(stored, len(records) // 2, len(writes) // 2, entries[::2])
         names = sorted({field[1:] for field in chunks})
         for start in range(0, len(names), _BATCH):
             await self._check_chunks(names[start : start + _BATCH])
@@ -84,11 +86,15 @@ class ThreadAudit:
             order.add(b"e" + field + b"\0" + value[64:72])
         return order
 
-    def _check_counts(self, stored: StoredThread, checkpoints: int, writes: int, entries: int) -> None:
+    def _check_counts(
+        self, stored: StoredThread, checkpoints: int, writes: int, entries: Sequence[bytes]
+    ) -> None:
+        listing = sum(field.partition(b"\0")[0] in _LISTING for field in entries)
         for kind, count, expected in (
             ("checkpoints", checkpoints, stored.checkpoints),
             ("writes", writes, stored.writes),
-            ("entries", entries, stored.entries),
+            ("entries", len(entries), stored.entries),
+            ("entries that list it", listing, stored.listing),
         ):
             if count != expected:
                 self._add(f"it has {count} {kind} instead of {expected}")
@@ -122,9 +128,20 @@ class BucketAudit:
         self._problems += await self._identity.audit()
         for bucket in sorted(self._identity.buckets):
             await self._check_bucket(bucket)
-        if self._torn:
+        if not self._session.is_sharded and self._identity.buckets and not await self._has_all_times():
+            self._add("the index by time does not have all threads")
+            await self._repair.rebuild(None)
+        elif self._torn:
             await self._repair.rebuild(self._torn)
         return self._problems
+
+    async def _has_all_times(self) -> bool:
+        """Tell whether the index by time of a single server has the lines that were counted."""
+        keys = [recent_key(self._session.prefix, None), self._identity.key]
+        args = pack_args((1, False, "any", "listed", "listed", True))
+        call = Call.of(self._session.slot(0), script("index"), keys, args, b"-", b"+", 1)
+        (page,) = await self._session.ask(call)
+        return page is not None
 
     def _add(self, problem: str, thread: ThreadKey | None = None) -> None:
         self._problems.append(Corrupt(problem, thread=None if thread is None else thread.id))
@@ -136,17 +153,24 @@ class BucketAudit:
     async def _check_bucket(self, bucket: int) -> None:
         """Compare what a bucket says of its threads. A thread whose TTL has ended is no damage."""
         keys = self._session.bucket_keys(bucket)
-        time_index = recent_key(self._session.prefix, bucket)
-        call = Call.of(self._session.slot(bucket), script("lines"), [*keys, time_index])
-        members, lines, flat_roster, recent = await self._session.ask(call)
-        roster = dict(rows.to_pairs(flat_roster))
+        times = [recent_key(self._session.prefix, bucket)] if self._session.is_sharded else []
+        call = Call.of(self._session.slot(bucket), script("lines"), [*keys, *times])
+        members, lines, flat_roster, recent, totals = await self._session.ask(call)
+        roster = {field: value for field, value in rows.to_pairs(flat_roster) if b"\0" not in field}
+        roster.pop(b"totals", None)
+        listed = roster.pop(b"listed", b"0")
         counts = roster.pop(b"threads", None), roster.pop(b"entries", b"0")
         if counts[0] is None and (members or lines or not self._session.is_sharded):
             self._add_torn(bucket, f"the roster of bucket {bucket} is gone")
         elif counts[0] is not None and counts != (b"%d" % len(members), b"%d" % len(lines)):
             self._add_torn(bucket, f"an index of bucket {bucket} does not have the lines that it should have")
-        elif recent != len(members):
+        elif times and listed != b"%d" % recent:
             self._add_torn(bucket, f"the index by time of bucket {bucket} does not have all threads")
+        elif totals == b"wrong":
+            self._add_torn(bucket, f"the totals of bucket {bucket} are not those of its threads")
+        elif totals == b"lost":
+            # A damaged thread was deleted. That is no damage: rows are added up instead.
+            self._torn.add(bucket)
         if roster.pop(b"lost", None) is not None:
             self._add(
                 f"bucket {bucket} may have lost whole threads, and nothing tells their ids; "
@@ -154,11 +178,11 @@ class BucketAudit:
             )
         if any(line.rpartition(b"\0")[2][:32] not in roster for line in lines):
             self._add_torn(bucket, "a line of the index of entries belongs to no thread")
-        listed = self._listed_threads(bucket, members)
-        if any(thread.digest.hex().encode() not in roster for thread in listed):
+        threads = self._listed_threads(bucket, members)
+        if any(thread.digest.hex().encode() not in roster for thread in threads):
             self._add_torn(bucket, f"the roster of bucket {bucket} does not name all of its threads")
-        await self._check_roster(bucket, roster, {thread.digest for thread in listed})
-        await self._check_listed(listed)
+        await self._check_roster(bucket, roster, {thread.digest for thread in threads})
+        await self._check_listed(threads)
 
     def _listed_threads(self, bucket: int, members: list[bytes]) -> list[ThreadKey]:
         threads = []
@@ -205,7 +229,7 @@ class BucketAudit:
 
     async def _is_empty(self, thread: ThreadKey) -> bool:
         try:
-            reply = await self._repair.ask(thread, "summary", (False, False))
+            reply = await self._repair.ask(thread, "summary", (False, False, False))
             stored = rows.parse_row(thread, reply[0])
         except Corrupt:
             return False  # its own audit reports that

@@ -35,12 +35,14 @@ from outlive.backends.redis import rows
 from outlive.backends.redis.audit import BucketAudit, ThreadAudit
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.commits import Commits, renews_only
+from outlive.backends.redis.entry_listing import EntryListing, filter_args
 from outlive.backends.redis.identity import FORMAT, Identity
+from outlive.backends.redis.index import IndexReader
 from outlive.backends.redis.keys import checkpoint_field, to_bytes, to_text
-from outlive.backends.redis.listing import Listing, filter_args
 from outlive.backends.redis.repair import IndexRepair
 from outlive.backends.redis.rows import StoredThread
 from outlive.backends.redis.session import Session
+from outlive.backends.redis.thread_listing import ThreadListing
 from outlive.backends.redis.watch import RedisWatch
 from outlive.backends.rules.view import write_order
 from outlive.errors import Corrupt, OutliveError
@@ -57,7 +59,9 @@ class RedisBackend:
         self.session = session
         self.store_identity = Identity(session)
         self._repair = IndexRepair(session, self.store_identity)
-        self._listing = Listing(session, self.store_identity, self._repair)
+        reader = IndexReader(session, self._repair)
+        self._threads = ThreadListing(session, self.store_identity, reader)
+        self._entries = EntryListing(session, self.store_identity, reader)
         self._commits = Commits(session, self.store_identity, self._repair)
 
     def __repr__(self) -> str:
@@ -204,7 +208,7 @@ class RedisBackend:
     ) -> list[tuple[ThreadKey, EntryRecord]]:
         thread = query.thread
         if thread is None:
-            return await self._listing.entries(query, self.session.deadline(timeout_s))
+            return await self._entries.page(query, self.session.deadline(timeout_s))
         if thread.tenant != query.tenant:
             return []
         start = b"e" + to_bytes(query.kind) + b"\0"
@@ -224,14 +228,14 @@ class RedisBackend:
 
     async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
         if query.only is None:
-            return await self._listing.threads(query, self.session.deadline(timeout_s))
+            return await self._threads.page(query, self.session.deadline(timeout_s))
         thread = ThreadKey.of(query.tenant, query.only)
-        reply = await self._repair.ask(thread, "summary", (query.heads, False), timeout_s)
-        row = self._listing.row(thread, reply, query.heads)
+        reply = await self._repair.ask(thread, "summary", (query.heads, False, False), timeout_s)
+        row = self._threads.row(thread, reply, query.heads)
         return [] if row is None else [row]
 
     async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
-        return await self._listing.totals(tenant, self.session.deadline(timeout_s))
+        return await self._threads.totals(tenant, self.session.deadline(timeout_s))
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         reply = await self._repair.ask(thread, "inventory", (), timeout_s)

@@ -49,8 +49,10 @@ class Identity:
             if not offered:
                 return offered
             packed = ormsgpack.packb((FORMAT, BUCKETS, offered, checksum("naming key", BUCKETS, offered)))
-            # Of two processes that begin a store, the first decides for both.
-            await self._ask("HSETNX", "key", packed)
+            # Of two processes that begin a store, the first decides for both. A crash before the
+            # count leaves a store whose first listing by time makes it.
+            if await self._ask("HSETNX", "key", packed) and not self._session.is_sharded:
+                await self._ask("HSETNX", "listed", "0")
             fields = await self.load()
         self.packed_naming_key = fields[b"key"]
         return _naming_key(self.packed_naming_key)

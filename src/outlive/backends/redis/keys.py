@@ -16,7 +16,8 @@ _LETTERS = "mrocwe"  # meta, records, order, chunks, writes, entries
 class Keys:
     """Six keys of a thread, and the indexes and the roster of its bucket, all in one slot.
 
-    On a single server the identity of the store is added: there one script may read both.
+    On a single server the identity of the store is added: there one script may read both. And the
+    index by time is one for all buckets there.
     """
 
     bucket: int
@@ -41,8 +42,8 @@ class Keys:
         base = f"{prefix}{{{bucket}}}:{digest.hex()}:"
         own = [base + letter for letter in _LETTERS]
         store = (identity_key(prefix),) if is_single else ()
-        shared = [key_of(prefix, bucket) for key_of in (*BUCKET_KEYS, recent_key)]
-        return cls(bucket, (*own, *shared, *store))
+        shared = [key_of(prefix, bucket) for key_of in BUCKET_KEYS]
+        return cls(bucket, (*own, *shared, recent_key(prefix, None if is_single else bucket), *store))
 
 
 def wake_channel(prefix: str, tenant: str) -> bytes:
@@ -62,8 +63,9 @@ def roster_key(prefix: str, bucket: int) -> str:
     return f"{prefix}{{{bucket}}}:roster"
 
 
-def recent_key(prefix: str, bucket: int) -> str:
-    return f"{prefix}{{{bucket}}}:recent"
+def recent_key(prefix: str, bucket: int | None) -> str:
+    """Return the key of the index by time: of a bucket, or of all of a single server."""
+    return f"{prefix}recent" if bucket is None else f"{prefix}{{{bucket}}}:recent"
 
 
 BUCKET_KEYS = (threads_key, entries_key, roster_key)

@@ -1,15 +1,13 @@
 """Lines of many indexes, merged into one order.
 
-Each index is asked for a few lines at first. One that runs out is asked again before the merge
-continues.
+The first exchange asks each index for a few lines. They tell how far the wanted lines reach at most.
+The second one asks those indexes that may have more lines up to there, and only for these.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -21,9 +19,9 @@ class Line(NamedTuple):
     bucket: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Range:
-    """Lines of the index of a bucket that begin with `start`, from `low`, which advances."""
+    """Lines of the index of a bucket that begin with `start`, from `low` to `high`."""
 
     bucket: int
     start: bytes
@@ -38,6 +36,11 @@ class Range:
             low = b"(" + start + after
         return cls(bucket, start, low, b"(" + start + prefix + b"\xff")
 
+    def part(self, after: bytes, bound: bytes | None) -> Range:
+        """Return the lines after one that was read, up to a bound, both without the start."""
+        low = b"(" + self.start + after if after else self.low
+        return replace(self, low=low, high=self.high if bound is None else b"[" + self.start + bound)
+
 
 Ask = Callable[[Sequence[Range], int], Awaitable[list[list[bytes]]]]
 
@@ -45,45 +48,37 @@ Ask = Callable[[Sequence[Range], int], Awaitable[list[list[bytes]]]]
 class Merge:
     """The lines of many ranges, in order of what follows their start."""
 
-    def __init__(self, ask: Ask, ranges: Sequence[Range], page_size: int) -> None:
+    def __init__(self, ask: Ask, ranges: Sequence[Range]) -> None:
         self._ask = ask
-        self._page_size = page_size
         self._ranges = ranges
-        self._open = set(range(len(ranges)))  # numbers of ranges that may have more lines
-        self._queues: list[deque[bytes]] = [deque() for _ in ranges]
-        self._heads: list[tuple[bytes, int, bytes]] = []  # heap of (rest, range number, line)
-        self._empty = list(self._open)
+        self._lines: list[tuple[bytes, int, bytes]] = []  # (rest, range number, line), in order
+        # Ranges that may have more lines, by number: up to where they were read.
+        self._ends: dict[int, bytes] = dict.fromkeys(range(len(ranges)), b"")
+        self._was_asked = False
 
     async def take(self, count: int) -> list[Line]:
         """Return the next lines; fewer at the end."""
-        taken: list[Line] = []
-        while len(taken) < count:
-            # Every range that may have more lines needs one in the heap, for the order.
-            if self._empty:
-                await self._fill()
-            if not self._heads:
+        while True:
+            bound = self._lines[count - 1][0] if len(self._lines) >= count else None
+            short = [number for number, end in self._ends.items() if bound is None or end < bound]
+            if not short:
                 break
-            rest, number, text = heapq.heappop(self._heads)
-            taken.append(Line(text, rest, self._ranges[number].bucket))
-            self._advance(number)
-        return taken
+            await self._read(short, bound, count if self._was_asked else 2 * count // len(short) + 1)
+        taken, self._lines = self._lines[:count], self._lines[count:]
+        return [Line(text, rest, self._ranges[number].bucket) for rest, number, text in taken]
 
-    async def _fill(self) -> None:
-        numbers, self._empty = self._empty, []
-        pages = await self._ask([self._ranges[number] for number in numbers], self._page_size)
-        for number, page in zip(numbers, pages, strict=True):
-            if len(page) < self._page_size:
-                self._open.remove(number)
+    async def _read(self, numbers: Sequence[int], bound: bytes | None, page_size: int) -> None:
+        """Read a page of each of some ranges, up to a bound."""
+        self._was_asked = True
+        parts = [self._ranges[number].part(self._ends[number], bound) for number in numbers]
+        pages = await self._ask(parts, page_size)
+        for number, part, page in zip(numbers, parts, pages, strict=True):
+            rests = [line[len(part.start) :] for line in page]
+            self._lines += [(rest, number, line) for rest, line in zip(rests, page, strict=True)]
+            if len(page) == page_size:
+                self._ends[number] = rests[-1]
+            elif bound is not None:
+                self._ends[number] = bound
             else:
-                self._ranges[number].low = b"(" + page[-1]
-            self._queues[number].extend(page)
-            self._advance(number)
-
-    def _advance(self, number: int) -> None:
-        """Move the next line of a range into the heap."""
-        queue = self._queues[number]
-        if queue:
-            text = queue.popleft()
-            heapq.heappush(self._heads, (text[len(self._ranges[number].start) :], number, text))
-        elif number in self._open:
-            self._empty.append(number)
+                del self._ends[number]
+        self._lines.sort()

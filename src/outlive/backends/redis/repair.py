@@ -10,7 +10,7 @@ deleted first.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,15 +68,52 @@ class IndexRepair:
 
     # Rebuilding
 
-    async def rebuild(self, wanted: set[int]) -> None:
-        """Rebuild the indexes of some buckets. May be repeated after a crash at any point."""
-        if not self._session.is_sharded:
-            await self._identity.restore()
-            wanted = wanted & self._identity.buckets  # none of a store that was emptied
-        digests = await self._find_threads()
-        buckets = sorted(wanted)
+    async def rebuild(self, wanted: set[int] | None) -> None:
+        """Rebuild the indexes of some buckets, or of all. May be repeated after a crash at any point."""
+        session, identity = self._session, self._identity
+        if not session.is_sharded:
+            await identity.restore()
+            # None of a store that was emptied.
+            wanted = identity.buckets if wanted is None else wanted & identity.buckets
+        buckets = sorted(identity.buckets if wanted is None else wanted)
+        digests, times = await self._find_threads(), await self._find_times(buckets)
         for start in range(0, len(buckets), _BATCH):
-            await self._rebuild_batch(buckets[start : start + _BATCH], digests)
+            await self._rebuild_batch(buckets[start : start + _BATCH], digests, times)
+        if not session.is_sharded and identity.buckets <= set(buckets):
+            # Lines of no thread, or of one that began meanwhile: then they stay.
+            strays = [digest for digest in times if session.keys_of(digest).bucket not in identity.buckets]
+            await session.ask_all([self._rebuild_call(digest, False, False, times) for digest in strays])
+            keys = [recent_key(session.prefix, None), identity.key]
+            await session.ask(Call.of(session.slot(0), script("count_times"), keys))
+
+    def _rebuild_call(
+        self, digest: bytes, line: bytes | bool, is_all_left: bool, times: Mapping[bytes, list[bytes]]
+    ) -> Call:
+        """Return the call that lets a thread write its lines; its line may be all that is left of it."""
+        args = pack_args((line, is_all_left, times.get(digest, ())))
+        return self._session.script_call(self._session.keys_of(digest), "rebuild", args)
+
+    async def _find_times(self, buckets: Sequence[int]) -> dict[bytes, list[bytes]]:
+        """Return the lines of the index by time, by the digest of their thread; remove damaged ones."""
+        session = self._session
+        places: Sequence[int | None] = buckets if session.is_sharded else [None]
+        looks = [
+            Call(session.slot(place or 0), ("ZRANGE", recent_key(session.prefix, place), 0, -1))
+            for place in places
+        ]
+        times: dict[bytes, list[bytes]] = {}
+        removals: list[Call] = []
+        for place, lines in zip(places, await session.ask_all(looks), strict=True):
+            for line in lines:
+                tenant, _, rest = line.partition(b"\0")
+                digest = _digest(tenant, rest[16:])
+                if digest and place in (None, session.keys_of(digest).bucket):
+                    times.setdefault(digest, []).append(line)
+                else:
+                    key = recent_key(session.prefix, place)
+                    removals.append(Call(session.slot(place or 0), ("ZREM", key, line)))
+        await session.ask_all(removals)
+        return times
 
     async def _find_threads(self) -> dict[int, set[bytes]]:
         """Return the digests of all threads that have a row, by bucket."""
@@ -89,13 +126,15 @@ class IndexRepair:
                 digests.setdefault(int(match[1]), set()).add(bytes.fromhex(match[2].decode()))
         return digests
 
-    async def _rebuild_batch(self, buckets: list[int], digests: Mapping[int, set[bytes]]) -> None:
+    async def _rebuild_batch(
+        self, buckets: list[int], digests: Mapping[int, set[bytes]], times: Mapping[bytes, list[bytes]]
+    ) -> None:
         """Rebuild a few buckets, by three exchanges with each node."""
         session = self._session
         # 1. Which threads does each bucket list, and how many does its roster count?
         replies = await session.ask_all([call for bucket in buckets for call in self._looks(bucket)])
         plans = [
-            self._plan(bucket, digests.get(bucket, set()), members, has_no_count=count is None)
+            self._plan(bucket, digests.get(bucket, set()), members, times, has_no_count=count is None)
             for bucket, members, count in zip(buckets, replies[::2], replies[1::2], strict=True)
         ]
         # 2. Let each thread write its lines. A crash after this leaves counts that do not match:
@@ -108,33 +147,50 @@ class IndexRepair:
         slot, (threads, _, roster) = self._session.slot(bucket), self._session.bucket_keys(bucket)
         return [Call(slot, ("ZRANGE", threads, 0, -1)), Call(slot, ("HGET", roster, "threads"))]
 
-    def _plan(self, bucket: int, digests: set[bytes], members: list[bytes], *, has_no_count: bool) -> _Plan:
+    def _plan(
+        self,
+        bucket: int,
+        digests: set[bytes],
+        members: list[bytes],
+        times: Mapping[bytes, list[bytes]],
+        *,
+        has_no_count: bool,
+    ) -> _Plan:
         """Return the calls that make a bucket say what its threads say."""
         session = self._session
         slot, threads = session.slot(bucket), session.bucket_keys(bucket)[0]
         named = [(self._digest(member, bucket), member) for member in members]
         lines = {digest: member for digest, member in named if digest}
-        calls = [Call(slot, ("DEL", recent_key(session.prefix, bucket)))]
-        calls += [Call(slot, ("ZREM", threads, member)) for digest, member in named if not digest]
-        for digest in sorted({*digests, *lines}):
-            args = pack_args((lines.get(digest, False), has_no_count and not self._has_ttl))
-            calls.append(session.script_call(session.keys_of(digest), "rebuild", args))
+        calls = [Call(slot, ("ZREM", threads, member)) for digest, member in named if not digest]
+        timed = {digest for digest in times if session.keys_of(digest).bucket == bucket}
+        is_all_left = has_no_count and not self._has_ttl
+        calls += [
+            self._rebuild_call(digest, lines.get(digest, False), is_all_left, times)
+            for digest in sorted({*digests, *lines, *timed})
+        ]
         return _Plan(bucket, has_no_count, calls)
 
     def _recount(self, plan: _Plan, replies: list[Any]) -> Call:
         """Return the call that counts the lines of a bucket, after its repairs were answered."""
         # When all threads were as they should be, only the roster was gone. Otherwise whole threads
         # may be gone too.
-        was_repaired = len(replies) == 1 or any(reply != [0] for reply in replies[1:])
+        was_repaired = not replies or any(reply != [0] for reply in replies)
         is_lost = plan.has_no_count and was_repaired and not (self._has_ttl or self._session.is_sharded)
         keys = self._session.bucket_keys(plan.bucket)
+        if self._session.is_sharded:
+            keys.append(recent_key(self._session.prefix, plan.bucket))
         return Call.of(self._session.slot(plan.bucket), script("recount"), keys, "1" if is_lost else "0")
 
     def _digest(self, line: bytes, bucket: int) -> bytes:
         """Return the digest of the thread that a line names; empty for a damaged line."""
         tenant, _, id = line.partition(b"\0")
-        try:
-            digest = ThreadKey.of(to_text(tenant), to_text(id)).digest
-        except Corrupt:
-            return b""
-        return digest if self._session.keys_of(digest).bucket == bucket else b""
+        digest = _digest(tenant, id)
+        return digest if digest and self._session.keys_of(digest).bucket == bucket else b""
+
+
+def _digest(tenant: bytes, id: bytes) -> bytes:
+    """Return the digest of a thread; empty for a damaged name."""
+    try:
+        return ThreadKey.of(to_text(tenant), to_text(id)).digest
+    except Corrupt:
+        return b""

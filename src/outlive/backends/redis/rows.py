@@ -40,7 +40,7 @@ _CLIENT_FIELDS = ("step", "source", "size", "added", "body", "projection", "form
 _client_values = attrgetter(*_CLIENT_FIELDS)
 _lengths = struct.Struct(">III")
 _position = struct.Struct(">QQQI")
-_row_pattern = re.compile(rb"(\d+ ){13}[0-9a-f]*")  # the same as ROW in thread.lua
+_row_pattern = re.compile(rb"(\d+ ){14}[0-9a-f]*")  # the same as ROW in thread.lua
 
 
 def server_checksum(data: bytes) -> bytes:
@@ -280,10 +280,11 @@ class StoredThread:
     bytes: int
     has_info: bool
     has_end: bool
+    listing: int  # entries that list it
 
     @property
     def is_listed(self) -> bool:
-        return bool(self.checkpoints or self.writes or self.has_info)
+        return bool(self.checkpoints or self.writes or self.has_info or self.listing)
 
 
 def parse_row(thread: ThreadKey, raw: bytes | None) -> StoredThread | None:
@@ -298,11 +299,11 @@ def parse_row(thread: ThreadKey, raw: bytes | None) -> StoredThread | None:
         raise Corrupt("its row is damaged", thread=thread.id)
     *numbers, tokens = content.split(b" ")
     generation, revision, epoch, seq, created_at, updated_at, *counts = map(int, numbers)
-    checkpoints, writes, entries, stored_bytes, info_version, has_info, has_end = counts
+    checkpoints, writes, entries, stored_bytes, info_version, has_info, has_end, listing = counts
     row = Counters(generation, revision, epoch, seq, created_at, info_version)
     return StoredThread(
-        row, tokens, updated_at, checkpoints, writes, entries, stored_bytes, bool(has_info), bool(has_end)
-    )
+        row, tokens, updated_at, checkpoints, writes, entries, stored_bytes, bool(has_info), bool(has_end), listing
+    )  # fmt: skip
 
 
 TORN = b"?"  # a script found the roster of the bucket or the identity gone

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 
+from outlive.backend.entries import LISTING
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -23,14 +25,19 @@ def script(name: str) -> Script:
     return _scripts[name]
 
 
-_COMMON = ("thread", "bucket")  # functions for the other scripts
-_STANDALONE = ("index", "lines", "recent", "recount", "register", "totals", "used")
+# The files whose functions a script may use. Most scripts are about one thread.
+_OF_THREADS = ("thread", "bucket")
+_OF_BUCKETS = {
+    "count_times": (), "index": (), "register": (), "used": (), "lines": ("rows",), "recount": ("rows",), "totals": ("rows",),
+}  # fmt: skip
+_COMMON = (*_OF_THREADS, "rows")
+_LISTING_KINDS = ", ".join(f'["{kind}"] = true' for kind in LISTING)
 
 
 def _load(folder: Traversable, name: str) -> Script:
     own = _text(folder, name)
-    common = "" if name in _STANDALONE else "".join(_text(folder, part) for part in _COMMON)
-    whole = _needed(common, own) + own
+    common = "".join(_text(folder, part) for part in _OF_BUCKETS.get(name, _OF_THREADS))
+    whole = (_needed(common, own) + own).replace("LISTING_KINDS", _LISTING_KINDS)
     # Redis names scripts by SHA-1.
     return Script(whole, hashlib.sha1(whole.encode()).hexdigest())  # noqa: S324
 

@@ -33,7 +33,7 @@ class View(Protocol):
 
     @property
     def is_listed(self) -> bool:
-        """Tell whether the thread has checkpoints, writes or its own metadata."""
+        """Tell whether the thread has checkpoints, writes, its own metadata, or an entry that lists it."""
         ...
 
     def find(self, namespace: str, id: str) -> CheckpointRecord | None:

@@ -9,6 +9,7 @@ import apsw
 import ormsgpack
 
 from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
+from outlive.backend.entries import LISTING
 from outlive.backends.rules.view import Counters, Effect
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
@@ -24,6 +25,8 @@ from outlive.backends.sqlite.tables import (
 )
 from outlive.backends.sqlite.view import SQLiteView, chunk_crc
 from outlive.errors import StaleBase
+
+_LISTING_ENTRY = f"select 1 from entry where thread = ? and kind in {LISTING} limit 1"
 
 
 class KnownKeys:
@@ -127,9 +130,13 @@ class Writer:
             self._count_writes(*pair, count, change)
 
     def _has_content(self) -> bool:
-        """Tell whether a thread without checkpoints is listed: by pending writes or metadata."""
-        sql = "select 1 from tally where thread = ? limit 1"
-        return fetch_one(self._db, sql, (self._view.key,)) is not None or self._view.info() is not None
+        """Tell whether a thread without checkpoints is listed: by pending writes, metadata or entries."""
+        key = (self._view.key,)
+        return (
+            self._view.info() is not None
+            or fetch_one(self._db, "select 1 from tally where thread = ? limit 1", key) is not None
+            or fetch_one(self._db, _LISTING_ENTRY, key) is not None
+        )
 
     def _chunk_keys(self, names: Sequence[bytes]) -> bytes:
         """Return the keys of chunks; what was removed meanwhile cannot be referred to."""

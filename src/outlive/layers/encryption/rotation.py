@@ -128,7 +128,7 @@ class Rotation:
             self.done.threads += 1
             if progress is not None:
                 progress(self.done.threads, None)
-        # Also of threads that have nothing else and are in no list.
+        # Also those of the store itself, which are in no list.
         for tenant in (self._tenant, RESERVED):
             for kind in ENCRYPTED:
                 async for page in entry_pages(self._inner, EntryQuery(tenant, kind, limit=_PAGE)):

@@ -9,7 +9,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Container,
     Iterable,
     Mapping,
     Sequence,
@@ -29,7 +28,7 @@ from outlive.backend import (
     all_threads,
     entry_pages,
 )
-from outlive.backend.entries import NAMING, REPLICATED
+from outlive.backend.entries import NAMING
 from outlive.backend.transfer import PAGE, entries_of
 from outlive.errors import CallerError, Corrupt, EpochPassed, OutliveError
 from outlive.layers.replication.outbox_entry import ChangeSet, age_s, changes_in
@@ -262,31 +261,17 @@ class Backlog:
             await self._source.commit_all(commits)
 
     async def transfer_everything(self) -> None:
-        """Transfer every thread, also those in no list: with only entries or a tombstone."""
-        listed: set[bytes] = set()
+        """Transfer every thread, also those of which only a tombstone is left."""
         rows = all_threads(self._source, self._tenant, page=_TOGETHER, timeout_s=self._timeout_s)
         async for row in rows:
             key = ThreadKey.of(self._tenant, row.id)
-            listed.add(key.digest)
             await self._replicator.transfer(key, ChangeSet(everything=True))
-        await self._transfer_unlisted(listed)
         async for page in self.pages(TOMBSTONE):
             for key, tombstone in page:
                 if not tombstone.key:
                     await self._replicator.transfer(key, ChangeSet(everything=True))
         for entry in await entries_of(self._source, NAMING_THREAD, NAMING, self._timeout_s):
             await self._replicator.transfer(NAMING_THREAD, ChangeSet(entries={(NAMING, entry.key)}))
-
-    async def _transfer_unlisted(self, listed: Container[bytes]) -> None:
-        """Transfer what runs have stored that did not save yet."""
-        for kind in REPLICATED:
-            async for page in self.pages(kind, (self._tenant,)):
-                unlisted: dict[ThreadKey, set[tuple[str, str]]] = {}
-                for key, entry in page:
-                    if key.digest not in listed:
-                        unlisted.setdefault(key, set()).add((kind, entry.key))
-                for key, entries in unlisted.items():
-                    await self._replicator.transfer(key, ChangeSet(entries=entries))
 
 
 def _union(entries: Sequence[EntryRecord]) -> ChangeSet:

@@ -21,6 +21,7 @@ from outlive.backend import (
     Removal,
     ThreadKey,
     ThreadQuery,
+    Totals,
     escape,
 )
 from outlive.backend.entries import KINDS
@@ -302,6 +303,26 @@ class EntryContract(Contract):
         await probe.commit(removal=Removal(everything=True))
         assert await _keys(probe, "run") == await _keys(probe, "lock") == []
 
-    async def test_a_thread_of_entries_alone_is_not_listed(self, probe: Probe) -> None:
-        await probe.commit(entries=(EntryRecord("lock", "l"),))
-        assert await probe.backend.threads(ThreadQuery("")) == []
+    async def test_a_thread_of_entries_alone_is_listed_if_their_kind_says_so(self, probe: Probe) -> None:
+        for kind in KINDS.values():
+            other = probe.of(kind.name)
+            await other.commit(entries=(EntryRecord(kind.name, "key", b"body", "open"),))
+            row = await other.row()
+            assert (row is not None) == kind.lists, kind.name
+            if row is not None:
+                assert (row.checkpoints, row.head, row.info) == (0, None, None)
+            assert await probe.backend.audit(other.thread) == []
+        listing = sorted(kind.name for kind in KINDS.values() if kind.lists)
+        newest = ThreadQuery("", newest=True)
+        assert [row.id for row in await probe.backend.threads(ThreadQuery(""))] == listing
+        assert sorted(row.id for row in await probe.backend.threads(newest)) == listing
+        assert (await probe.backend.totals("")).threads == len(listing)
+        for name in listing[::2]:
+            await probe.of(name).commit(entries=(EntryRecord(name, "key", gone=True),))
+        assert [row.id for row in await probe.backend.threads(ThreadQuery(""))] == listing[1::2]
+        for name in listing[1::2]:
+            receipt = await probe.of(name).commit(removal=Removal(everything=True, leaves_tombstones=True))
+            assert receipt.removed == 1
+        assert await probe.backend.threads(ThreadQuery("")) == await probe.backend.threads(newest) == []
+        assert await probe.backend.totals("") == Totals()
+        assert await probe.backend.audit(None) == []

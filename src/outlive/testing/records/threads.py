@@ -62,7 +62,7 @@ class ThreadContract(Contract):
         for n in range(9):
             await probe.of(f"{n}").save("x", ONE)
         await probe.of("elsewhere", "tenant").save("x")
-        await probe.of("unlisted").commit(entries=(EntryRecord("run", "r"),))
+        await probe.of("unlisted").commit(entries=(EntryRecord("step", "s"),))
         await probe.of("3").commit(entries=(EntryRecord("run", "r"),))
         await probe.of("5").commit(removal=Removal(everything=True))
         await trial.sleep(1.1)  # an index may be by the second
@@ -91,7 +91,8 @@ class ThreadContract(Contract):
         await probe.of("0").save("y")
         await probe.of("1").commit(removal=Removal(everything=True))
         await probe.of("written").commit(writes=(write("a", "task"),))
-        await probe.of("unlisted").commit(entries=(EntryRecord("run", "r"),))
+        await probe.of("submitted").commit(entries=(EntryRecord("run", "r"),))
+        await probe.of("unlisted").commit(entries=(EntryRecord("step", "s"),))
         await probe.of("0", "tenant").save("x")
         rows = await probe.backend.threads(ThreadQuery(""))
         stored = sum(row.stored for row in rows)
@@ -155,7 +156,12 @@ class ThreadContract(Contract):
         assert not await listed()
         await probe.commit(info=b"info")
         assert await listed()
+        await probe.commit(entries=(EntryRecord("run", "r"), EntryRecord("step", "s")))
         await probe.commit(removal=Removal(everything=True))
+        assert not await listed()
+        await probe.commit(entries=(EntryRecord("run", "r"), EntryRecord("step", "s")))
+        assert await listed()
+        await probe.commit(entries=(EntryRecord("run", "r", gone=True),))
         assert not await listed()
 
     async def test_chunks_alone_make_no_thread(self, probe: Probe) -> None:

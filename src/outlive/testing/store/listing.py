@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outlive.errors import BadArgument
+from outlive.retention.policy import Retain
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract
 from outlive.testing.trial import Trial
@@ -124,6 +125,37 @@ class ListingContract(Contract):
         for wrong in misuses:
             with pytest.raises(BadArgument):
                 _ = [info async for info in store.threads(**wrong)]
+
+    async def test_a_thread_whose_run_has_not_saved_yet_is_a_thread_as_any_other(self, trial: Trial) -> None:
+        store = await trial.store()
+        run = await store.submit("t", agent="planner")
+        await store.thread("saved").save(1)
+        assert [info.id async for info in store.threads()] == ["saved", "t"]
+        assert [info.id async for info in store.threads(order="updated")] == ["saved", "t"]
+        info = await store.thread("t").info()
+        assert info is not None and (info.checkpoints, info.head, info.metadata) == (0, None, {})
+        assert (await store.size()).threads == (await store.verify()).threads == 2
+        keeps_little = Retain(ttl_s=0.01)
+        await trial.sleep(0.1)
+        swept = await store.sweep(retain=keeps_little)
+        assert (swept.ttl.threads, swept.kept) == (1, {"unfinished run": 1})
+        await store.cancel(run.id)
+        await trial.sleep(0.1)
+        assert (await store.sweep(retain=keeps_little)).ttl.threads == 1
+        assert [info.id async for info in store.threads()] == [info.id async for info in store.runs()] == []
+        await store.submit("t", agent="planner")
+        assert await store.delete("t")
+        assert not await store.delete("t")
+        assert [info.id async for info in store.threads()] == [info.id async for info in store.runs()] == []
+        assert (await store.verify()).ok
+        assert (await store.size()).threads == 0
+
+    async def test_a_lock_lists_its_thread_until_that_is_deleted(self, store: AsyncStore) -> None:
+        async with store.lock("t"):
+            assert [info.id async for info in store.threads()] == ["t"]
+        assert [info.id async for info in store.threads()] == ["t"]
+        assert await store.delete("t")
+        assert [info.id async for info in store.threads()] == []
 
     # Tenants
 

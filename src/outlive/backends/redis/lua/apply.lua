@@ -77,7 +77,11 @@ if is_new then
   if everything then redis.call('UNLINK', R, O, C, W) else redis.call('HSET', M, 'row', '') end
   row = first_row(ttl_ms, at, expired, tenant .. '\0' .. id)
 end
-if damage then row.revision = at end -- higher than any before
+if damage then
+  row.revision = at -- higher than any before
+  search_times(tenant, id)
+  try('HDEL', ROSTER, 'totals') -- nothing tells what to subtract
+end
 if has_position then row.epoch, row.seq = epoch, seq end
 if ttl_ms > 0 then row.ends = 1 end
 if base then
@@ -99,7 +103,7 @@ if everything then
   if are_left then clear_lines() end
   changes = {}
   redis.call('HDEL', M, 'info', 'projection')
-  row.checkpoints, row.writes, row.entries, row.stored, row.info = 0, 0, 0, 0, 0
+  row.checkpoints, row.writes, row.entries, row.stored, row.info, row.listing = 0, 0, 0, 0, 0, 0
 end
 
 local function forget_order(field, value)
@@ -171,7 +175,7 @@ for i = 1, #entries do
   local old = redis.call('HGET', E, name)
   change_entry(tenant, name, old, value)
   if value then redis.call('HSET', E, name, value) elseif old then redis.call('HDEL', E, name) end
-  row.entries = row.entries + (value and 1 or 0) - (old and 1 or 0)
+  count_entry(row, name, (value and 1 or 0) - (old and 1 or 0))
 end
 if info then
   redis.call('HSET', M, 'info', ARGV[info])

@@ -12,14 +12,13 @@ for i = 1, #entries, 2 do
   end
 end
 local line = tenant and id and redis.call('ZSCORE', THREADS, tenant .. '\0' .. id)
-local recent = tenant and id and redis.call('ZSCORE', RECENT, tenant .. '\0' .. id)
+local recent = tenant and id and redis.call('ZSCORE', RECENT, time_line(tenant, id, row.updated))
 local roster_state = redis.call('HGET', ROSTER, DIGEST) or ''
 local state = state_of(row)
 local is_listed = sub(state, 1, 1) == 'l'
-local is_recent = (recent and true or false) == is_listed and (not recent or tonumber(recent) == tonumber(row.updated))
 return {
   raw, redis.call('HGETALL', R), redis.call('ZRANGE', O, 0, -1), redis.call('HGETALL', W), entries, redis.call('HKEYS', C),
   redis.call('HMGET', M, 'tenant', 'id', 'info', 'projection'), #unlisted,
-  (tenant and id and ((line and true or false) ~= is_listed or not is_recent)) and 1 or 0,
-  (string.gsub(roster_state, '^%d+', '') ~= state or (roster_state == '') ~= (state == '' and row.ends == 1)) and 1 or 0,
+  (tenant and id and ((line and true or false) ~= is_listed or (recent and true or false) ~= is_listed)) and 1 or 0,
+  (string.match(roster_state, '^%d*(%a*)') ~= state or (roster_state == '') ~= (state == '' and row.ends == 1)) and 1 or 0,
 }

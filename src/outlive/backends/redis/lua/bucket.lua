@@ -64,9 +64,52 @@ local function count_listed(change)
   if try('HEXISTS', ROSTER, 'threads') == 1 then try('HINCRBY', ROSTER, 'threads', change) end
 end
 
-local function drop_line(line)
-  try('ZREM', RECENT, line)
+-- The index by time has one line for each listed thread: tenant, NUL, what is left to the end of time
+-- in hex, id. On a single server the identity counts the lines, in a Cluster the roster does.
+local END = 9007199254740992
+local function time_line(tenant, id, updated) return tenant .. '\0' .. format('%016x', END - updated) .. id end
+
+local function count_times(change)
+  local key = IDENTITY or ROSTER
+  if change ~= 0 and try('HEXISTS', key, 'listed') == 1 then try('HINCRBY', key, 'listed', change) end
+end
+
+local function drop_time(tenant, id, updated) count_times(-try('ZREM', RECENT, time_line(tenant, id, updated))) end
+
+-- Remove the lines of a thread of which nothing tells the time of its last change.
+local function search_times(tenant, id)
+  local all_lines, gone = redis.pcall('ZRANGEBYLEX', RECENT, '[' .. tenant .. '\0', '(' .. tenant .. '\1'), {}
+  for i = 1, #all_lines do
+    if sub(all_lines[i], #tenant + 18) == id then gone[#gone + 1] = all_lines[i] end
+  end
+  count_times(-in_pages('ZREM', RECENT, gone))
+end
+
+-- Remove the lines that an expired thread has left; `expired` is what the roster has of it.
+local function drop_lines(line, expired)
+  local at, updated = string.find(line, '\0', 1, true), string.match(expired, '@(%d+)')
+  if updated then drop_time(sub(line, 1, at - 1), sub(line, at + 1), updated) end
   count_listed(-try('ZREM', THREADS, line))
+end
+
+-- The roster has the totals of each tenant: 't', 'c' or 'b', NUL, tenant.
+local function add_total(name, tenant, change)
+  if change ~= 0 then try('HINCRBY', ROSTER, name .. '\0' .. tenant, int(change)) end
+end
+
+-- Make the index by time and the totals agree with a row.
+local function note_change(was_listed, is_listed, row, tenant, id)
+  local gone, added, old_count, old_bytes = 0, 0, 0, 0
+  if was_listed then
+    gone = try('ZREM', RECENT, time_line(tenant, id, row.last_updated))
+    old_count, old_bytes = row.last_checkpoints, row.last_stored
+  end
+  if is_listed then added = try('ZADD', RECENT, 0, time_line(tenant, id, row.updated)) end
+  count_times(added - gone)
+  if row.ends ~= 0 then return end -- the totals do not count
+  add_total('t', tenant, (is_listed and 1 or 0) - (was_listed and 1 or 0))
+  add_total('c', tenant, (is_listed and row.checkpoints or 0) - old_count)
+  add_total('b', tenant, (is_listed and row.stored or 0) - old_bytes)
 end
 
 -- Begin a thread. The lines of an expired thread with this name are removed first. An expired
@@ -74,10 +117,10 @@ end
 -- which is higher.
 local function first_row(ttl_ms, at, expired, line)
   if expired and string.find(expired, 'e') then clear_lines() end
-  if expired and string.find(expired, 'l') then drop_line(line) end
+  if expired and string.find(expired, 'l') then drop_lines(line, expired) end
   return {
     generation = '0', revision = ttl_ms > 0 and at or 0, epoch = 0, seq = 0, created = int(at), updated = int(at), checkpoints = 0,
-    writes = 0, entries = 0, stored = 0, info_version = 0, info = 0, ends = 0, tokens = '',
+    writes = 0, entries = 0, stored = 0, info_version = 0, info = 0, ends = 0, listing = 0, tokens = '',
   }
 end
 
@@ -94,14 +137,20 @@ local function refusal_or_new_bucket(has_naming_key)
   return nil, not noted and bucket
 end
 
--- Write the row, and make the order, the index of threads and the roster agree with it. Only this
+-- Write the row, and make the order, the indexes of threads and the roster agree with it. Only this
 -- function does that, for every commit. `old_state` is the state of the thread before (nil:
 -- unknown, or no thread). `is_first`: nothing is left of a thread with this name, so a roster
 -- without a count is that of a new bucket.
 local function settle(old_state, row, tenant, id, ttl_ms, is_first, new_bucket)
+  row.checkpoints, row.stored = math.max(0, row.checkpoints), math.max(0, row.stored)
   local state, raw = state_of(row), row_text(row)
   local is_listed, is_bare = sub(state, 1, 1) == 'l', state == ''
-  if is_listed then try('ZADD', RECENT, row.updated, tenant .. '\0' .. id) else try('ZREM', RECENT, tenant .. '\0' .. id) end
+  -- A new bucket: the counts mark a roster that is complete, 'totals' that its totals are.
+  if is_first and try('HEXISTS', ROSTER, 'threads') == 0 then
+    try('HSET', ROSTER, 'threads', 0, 'totals', 1)
+    if not IDENTITY then try('HSET', ROSTER, 'listed', 0) end
+  end
+  note_change(old_state and sub(old_state, 1, 1) == 'l', is_listed, row, tenant, id)
   if old_state == state and row.ends == 0 then -- the usual case
     redis.call('HSET', M, 'row', raw)
     write_order(row)
@@ -117,18 +166,43 @@ local function settle(old_state, row, tenant, id, ttl_ms, is_first, new_bucket)
   if not old_state or (sub(old_state, 1, 1) == 'l') ~= is_listed then
     local line = tenant .. '\0' .. id
     local change = is_listed and try('ZADD', THREADS, 0, line) or -try('ZREM', THREADS, line)
-    -- Also by 0: the count marks a roster that is complete.
-    if is_first then try('HINCRBY', ROSTER, 'threads', change) else count_listed(change) end
+    count_listed(change)
   end
   local ends = keep_alive(row, ttl_ms)
   if is_bare and row.ends == 1 then
     try('HDEL', ROSTER, DIGEST) -- an empty thread leaves nothing when its TTL ends
   else
-    try('HSET', ROSTER, DIGEST, ends .. state)
+    enroll(row, state, ends)
   end
   if new_bucket then
     try('HSET', IDENTITY, new_bucket, '1')
     try('HINCRBY', IDENTITY, 'buckets', 1)
   end
   return raw
+end
+
+-- What a listing shows of a thread. `member` is its line in the index of threads, `time` the one by
+-- which it was found in the index by time; false: none. A thread that has changed since is not shown.
+-- The lines that an expired thread leaves are removed here.
+local function summarize(with_head, member, time)
+  local raw, row, damage, expired = look()
+  if not row then
+    -- A line that nothing else knows of.
+    if member and not damage and not expired then damage = TORN end
+    if member and expired then
+      drop_lines(member, expired)
+      clear_expired(expired, 'l')
+    end
+    return { damage and '!' .. damage or false }
+  end
+  local at = time and string.find(member, '\0', 1, true)
+  if time and time ~= time_line(sub(member, 1, at - 1), sub(member, at + 1), row.updated) then
+    -- If the line is still there, it is wrong.
+    return { redis.call('ZSCORE', RECENT, time) and '!' .. TORN or false }
+  end
+  local info = row.info > 0 and redis.call('HMGET', M, 'info', 'projection') or {}
+  if not with_head then return { raw, info[1] or false, info[2] or false } end
+  local head, value = head_record('')
+  local count = redis.call('HLEN', R)
+  return { raw, info[1] or false, info[2] or false, head, value, count, count ~= row.checkpoints and redis.call('PTTL', M) }
 end

@@ -183,7 +183,7 @@ if #entries > 0 then
     elseif before then
       redis.call('HDEL', E, name)
     end
-    row.entries = row.entries + (after and 1 or 0) - (before and 1 or 0)
+    count_entry(row, name, (after and 1 or 0) - (before and 1 or 0))
     present[name] = after
   end
 end

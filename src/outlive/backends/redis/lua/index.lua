@@ -1,7 +1,8 @@
 -- A page of lines of each of some indexes; false for an index that does not have as many lines as
--- its roster says. The keys are the indexes, then their rosters. In a line of entries the key is
--- followed by NUL, digest, end and clock of the lease, and perhaps its status.
-local limit, statuses, lapsed, count_field, is_single = unpack(cmsgpack.unpack(ARGV[1]), 1, 5)
+-- its roster says. The keys are the indexes, then their rosters; that of the index by time of a
+-- single server is the identity. In a line of entries the key is followed by NUL, digest, end and
+-- clock of the lease, and perhaps its status.
+local limit, statuses, lapsed, mark, count_field, must_exist = unpack(cmsgpack.unpack(ARGV[1]), 1, 6)
 local time = redis.call('TIME')
 local now = string.format('%016x', time[1] * 1000000 + time[2])
 local sub, indexes = string.sub, #KEYS / 2
@@ -31,10 +32,10 @@ local function find(key, low, high, start)
 end
 
 -- On a single server a noted bucket has a roster; in a Cluster it may be noted before. A roster
--- without a count was lost.
+-- without its mark was lost. So was the identity, if the client knows the naming key in it.
 local function is_whole(index, roster)
-  local known = redis.call('HMGET', roster, 'threads', count_field)
-  if not known[1] and (is_single or redis.call('EXISTS', roster) == 1) then return false end
+  local known = redis.call('HMGET', roster, mark, count_field)
+  if not known[1] and (must_exist or redis.call('EXISTS', roster) == 1) then return false end
   return redis.call('ZCARD', index) == tonumber(known[2] or 0)
 end
 

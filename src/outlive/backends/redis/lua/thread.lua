@@ -1,7 +1,7 @@
 -- One thread, as all scripts see it. Keys: meta, records, order, chunks, writes, entries; of its
--- bucket: the index of threads, the index of entries, the roster, the index of threads by the time of
--- their last change; and on a single server the
--- identity of the store. Numbers in a row are below 2^53; a generation has 63 bits, so it is text.
+-- bucket: the index of threads, the index of entries, the roster; the index of threads by the time
+-- of their last change, which is one for the whole store on a single server; and there the identity
+-- of the store. Numbers in a row are below 2^53; a generation has 63 bits, so it is text.
 --
 -- The keys of a thread check each other. The order has the checksum of every record, write and
 -- entry, and the revision of the row. The roster says which threads have a row. So a script notices
@@ -13,6 +13,7 @@ local NONE = 4294967295 -- instead of the length of a text that is nil
 local LAST = '\255' -- the last member of an order; its score is the revision
 local TORN = '?' -- the roster of the bucket or the identity is gone
 local UNSURE = 'the server lost keys, and nothing tells whether it had this thread; delete the thread to begin it again'
+local LISTING = { LISTING_KINDS } -- a thread that has an entry of such a kind is listed
 local sub, format = string.sub, string.format
 
 local function now()
@@ -26,30 +27,32 @@ local function sum(text) return sub(redis.sha1hex(text), 1, 8) end
 
 -- Return the state of a thread: 'l' when it is listed, 'e' when it has entries, both, or nothing.
 local function state_of(row)
-  local is_listed = row.checkpoints > 0 or row.writes > 0 or row.info > 0
+  local is_listed = row.checkpoints > 0 or row.writes > 0 or row.info > 0 or row.listing > 0
   return (is_listed and 'l' or '') .. (row.entries > 0 and 'e' or '')
 end
 
--- The row of the thread: thirteen numbers, the tokens of its last commits, newest first, and a
--- checksum.
-local ROW = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%x*)$'
+-- The row of the thread: fourteen numbers, the tokens of its last commits, newest first, and a
+-- checksum. `listing` is how many of its entries list it. `last` is what the indexes of the bucket
+-- have of it: `settle` compares.
+local ROW = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%x*)$'
 
 local function parse_row(raw)
   local text = sub(raw, 1, -10)
-  local g, v, e, s, c, u, n, w, k, b, x, i, z, t = string.match(text, ROW)
+  local g, v, e, s, c, u, n, w, k, b, x, i, z, l, t = string.match(text, ROW)
   if not g or sum(DIGEST .. text) ~= sub(raw, -8) then return nil end
   return {
     generation = g, revision = tonumber(v), epoch = tonumber(e), seq = tonumber(s), created = c, updated = u,
     checkpoints = tonumber(n), writes = tonumber(w), entries = tonumber(k), stored = tonumber(b),
-    info_version = tonumber(x), info = tonumber(i), ends = tonumber(z), tokens = t,
+    info_version = tonumber(x), info = tonumber(i), ends = tonumber(z), listing = tonumber(l), tokens = t,
+    last_updated = u, last_checkpoints = tonumber(n), last_stored = tonumber(b),
   }
 end
 
 local function row_text(row)
   local max = math.max -- counts are never below 0, even when a damaged value has a wrong size
-  local text = format('%s %.0f %.0f %.0f %s %s %.0f %.0f %.0f %.0f %.0f %.0f %.0f %s', row.generation, row.revision, row.epoch,
+  local text = format('%s %.0f %.0f %.0f %s %s %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %s', row.generation, row.revision, row.epoch,
     row.seq, row.created, row.updated, max(0, row.checkpoints), max(0, row.writes), max(0, row.entries), max(0, row.stored),
-    row.info_version, row.info, row.ends, row.tokens)
+    row.info_version, row.info, row.ends, max(0, row.listing), row.tokens)
   return text .. ' ' .. sum(DIGEST .. text)
 end
 
@@ -291,6 +294,20 @@ local function keep_alive(row, ttl_ms)
   return int(ends)
 end
 
+-- Note in the roster when a thread expires (0: never), its state, and if it expires the time of its
+-- last change: that names its line in the index by time. The totals of a bucket do not learn that a
+-- thread expired, so they do not count once a thread of it may.
+local function enroll(row, state, ends)
+  redis.pcall('HSET', ROSTER, DIGEST, ends .. state .. (ends ~= '0' and '@' .. row.updated or ''))
+  if ends ~= '0' then redis.pcall('HDEL', ROSTER, 'totals') end
+end
+
+-- Count an entry that comes (1) or goes (-1).
+local function count_entry(row, field, change)
+  row.entries = row.entries + change
+  if LISTING[string.match(field, '^[^%z]*')] then row.listing = row.listing + change end
+end
+
 -- Tell those who watch a tenant that there is work. A user may lack the right to the channel.
 local function ring(tenant) redis.pcall('PUBLISH', string.match(M, '^(.-){') .. 'wake:' .. tenant, '') end
 
@@ -302,6 +319,6 @@ local function refresh(raw, row, ttl_ms)
     redis.call('HSET', M, 'row', raw)
   end
   local ends, state = keep_alive(row, ttl_ms), state_of(row)
-  if state ~= '' then redis.call('HSET', ROSTER, DIGEST, ends .. state) end
+  if state ~= '' then enroll(row, state, ends) end
   return raw
 end

@@ -1,15 +1,9 @@
--- Add up the listed threads of a tenant in some buckets, from their rows. The keys are the rosters.
-local threads, checkpoints, stored = 0, 0, 0
+-- Add up the totals that the rosters of some buckets have of a tenant. Those of a bucket in which
+-- threads may expire are not kept: its rows are added up.
+local tenant, threads, checkpoints, stored = ARGV[1], 0, 0, 0
 for i = 1, #KEYS do
-  local base, digests = string.sub(KEYS[i], 1, -7), redis.call('HKEYS', KEYS[i])
-  for j = 1, #digests do
-    if #digests[j] == 32 then
-      local row, tenant = unpack(redis.call('HMGET', base .. digests[j] .. ':m', 'row', 'tenant'), 1, 2)
-      local n, w, b, info = string.match(row or '', '^%d+ %d+ %d+ %d+ %d+ %d+ (%d+) (%d+) %d+ (%d+) %d+ (%d+) ')
-      if tenant == ARGV[1] and n and (n ~= '0' or w ~= '0' or info ~= '0') then
-        threads, checkpoints, stored = threads + 1, checkpoints + tonumber(n), stored + tonumber(b)
-      end
-    end
-  end
+  local is_kept, t, c, b = unpack(redis.call('HMGET', KEYS[i], 'totals', 't\0' .. tenant, 'c\0' .. tenant, 'b\0' .. tenant), 1, 4)
+  if not is_kept then t, c, b = unpack(add_up(KEYS[i])[tenant] or { 0, 0, 0 }) end
+  threads, checkpoints, stored = threads + (t or 0), checkpoints + (c or 0), stored + (b or 0)
 end
 return { threads, checkpoints, stored }
