@@ -4,12 +4,14 @@ import contextlib
 import os
 import random
 import signal
+import zlib
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from outlive import testing
+from outlive.testing.trial import IO_MODES
 from rig import program, serving
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
@@ -18,10 +20,20 @@ LONG = bool(os.environ.get("OUTLIVE_LONG"))
 SEED = int(os.environ.get("OUTLIVE_SEED") or (random.SystemRandom().randrange(1 << 32) if LONG else 1))
 
 BACKENDS = ("memory", "file", "sqlite", "postgres", "redis")
+_LOCAL, _SERVED = ("memory", "file", "sqlite"), ("postgresql", "redis")
+_ENGINES = (*_LOCAL, *_SERVED)
+_ABOVE_ENGINES = (
+    "adapters",
+    "api",
+    "encryption",
+    "runs",
+    "threads",
+)  # folders of what is written once, above all engines
+TESTS = Path(__file__).parent
 _SCHEMES = {"postgres": "postgresql"}  # what tests call a backend that has another name in URLs
 
 _COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("short", derandomize=True, database=None, max_examples=100, **_COMMON)
+settings.register_profile("short", derandomize=True, database=None, max_examples=40, **_COMMON)
 settings.register_profile("long", max_examples=2_000, **_COMMON)
 settings.load_profile("long" if LONG else "short")
 
@@ -50,14 +62,13 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave one mode of a class to the long run where its marker says so; select the tests of one backend.
+    """Leave to the long run what repeats a claim in another I/O mode or on another engine; select the tests of one backend.
 
     Heavy modules come first: whatever is left to do when the first process runs out of work is then short.
     """
     items.sort(key=lambda item: item.get_closest_marker("heavy") is None)
-    for item in items:
-        if is_of_long_mode(item):
-            item.add_marker(pytest.mark.long)
+    for item in [*filter(is_of_long_mode, items), *repeated(items)]:
+        item.add_marker(pytest.mark.long)
     if backend := config.getoption("--backend"):
         others = [item for item in items if not is_of_backend(item, backend)]
         config.hook.pytest_deselected(items=others)
@@ -72,6 +83,34 @@ def is_of_long_mode(item):
         and item.callspec.params.get("io_mode") in marker.args
         and not hasattr(marker.kwargs.get("apart_from"), item.originalname)
     )
+
+
+def repeated(items):
+    """Return the tests that repeat another one on an engine or in an I/O mode that makes no difference to what they claim.
+
+    One local engine and one server are enough for what is written above all engines; one mode for what is written above
+    both. Which it is differs from test to test. What each engine promises by itself is in the other folders: the contract,
+    its own tests, kills and forks.
+    """
+    groups = {}
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        if not hasattr(item, "callspec"):
+            continue
+        parameters = item.callspec.id.split("-")
+        if folder in _ABOVE_ENGINES and len(found := [one for one in parameters if one in _ENGINES]) == 1:
+            choice, choices = found[0], _LOCAL if found[0] in _LOCAL else _SERVED
+        elif (choice := item.callspec.params.get("rig")) in IO_MODES:
+            choices = tuple(IO_MODES)
+        else:
+            continue
+        parameters.remove(choice)
+        test = item.nodeid.partition("[")[0]
+        groups.setdefault((test, *parameters, choices), {})[choice] = item
+    for (test, *_), group in groups.items():
+        named = sorted(group.keys() - {"memory"}) or ["memory"]
+        chosen = named[zlib.crc32(test.encode()) % len(named)]
+        yield from (item for choice, item in group.items() if choice != chosen)
 
 
 def is_of_backend(item, backend):

@@ -17,7 +17,7 @@ from outlive import Corrupt, Interrupt, OutliveError, StoreError
 pytestmark = pytest.mark.heavy
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
-ROUNDS = 20 if LONG else 1
+ROUNDS = 45 if LONG else 1
 
 ALICE, BOB, CAROL, OUTBOX, GONE = "alice", "bob/ü\\", "carol", "note", "gone"
 THREADS = [ALICE, BOB, CAROL, OUTBOX, GONE, "nobody"]
@@ -400,7 +400,7 @@ def sqlite_store(tmp_path_factory):
 @pytest.mark.long  # the fuzz of all damage makes some of these in the normal run
 def test_a_changed_row_of_sqlite_is_never_a_wrong_answer(sqlite_store, capsys):
     damage = sqlite_store()
-    for seed in range(130 * ROUNDS):
+    for seed in range(60 * ROUNDS):
         what, matters = damage_rows(random.Random(seed), damage)
         damage.judge(f"seed {seed}: {what}", matters)
     damage.conclude(capsys, "SQLite, rows")
@@ -513,7 +513,7 @@ EVERY_WAY = [flip_bit] * 6 + [overwrite, overwrite, cut, swap_blocks, take_out, 
 @pytest.mark.long  # the fuzz of all damage makes some of these in the normal run
 def test_changed_bytes_of_a_sqlite_file_are_never_a_wrong_answer(sqlite_store, capsys):
     damage = sqlite_store()
-    for seed in range(70 * ROUNDS):
+    for seed in range(30 * ROUNDS):
         rng = random.Random(f"raw {seed}")
         damage.judge(f"seed {seed}: {damage_bytes(rng, damage, EVERY_WAY)}")
     damage.conclude(capsys, "SQLite, bytes")
@@ -530,7 +530,7 @@ def file_store(tmp_path_factory):
 @pytest.mark.long  # the fuzz of all damage makes some of these in the normal run
 def test_changed_bytes_of_the_file_backend_are_never_a_wrong_answer(file_store, capsys):
     damage = file_store()
-    for seed in range(70 * ROUNDS):
+    for seed in range(30 * ROUNDS):
         rng = random.Random(f"file {seed}")
         damage.judge(f"seed {seed}: {damage_bytes(rng, damage, EVERY_WAY)}")
     damage.conclude(capsys, "file, bytes")

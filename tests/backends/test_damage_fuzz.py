@@ -20,7 +20,7 @@ from rig.damage import CHANGES, READS, FilePlace, PostgresPlace, RedisPlace, SQL
 pytestmark = pytest.mark.heavy
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
-ROUNDS = {"postgresql": 14, "sqlite": 25, "file": 25, "redis": 8}
+ROUNDS = {"postgresql": 7, "sqlite": 12, "file": 12, "redis": 5}
 # Rounds that once gave a wrong answer: a cut status hid a run; an older page of an index, a page of another index, and the records of
 # another thread hid checkpoints or runs; a changed place hid the newest checkpoint; a name that is no bytes was an untyped error.
 KNOWN = {
@@ -170,7 +170,7 @@ def run(place):
         trial = Trial(place)
         for known in KNOWN.get(place.name, ()):
             trial.round(known)
-        left, seed = ROUNDS[place.name] * (40 if LONG else 1), SEED * 1_000_000
+        left, seed = ROUNDS[place.name] * (80 if LONG else 1), SEED * 1_000_000
         while left:
             left -= trial.round(seed)
             seed += 1

@@ -19,14 +19,35 @@ from outlive.backends.redis import urls as redis_url
 from outlive.backends.sqlite.backend import SQLiteBackend
 from outlive.errors import HeadMoved, OutcomeUnknown, OutliveError, StoreBusy
 from outlive.testing import BackendContract, MachineContract, Opener, RecordsContract, Trial
+from outlive.testing.records.commits import CommitContract
+from outlive.testing.records.deletion import DeletionContract
+from outlive.testing.records.entries import EntryContract
+from outlive.testing.records.first_calls import FirstCallContract
+from outlive.testing.records.forking import ForkContract
+from outlive.testing.records.merging import MergeContract
+from outlive.testing.records.reading import ReadingContract
+from outlive.testing.records.resending import ResendingContract
+from outlive.testing.records.threads import ThreadContract
+from outlive.testing.records.watching import WatchContract
+from outlive.testing.store.damage import DamageContract
+from outlive.testing.store.interleavings import InterleavingContract
+from outlive.testing.store.listing import ListingContract
+from outlive.testing.store.pending import PendingContract
+from outlive.testing.store.races import RaceContract
+from outlive.testing.store.runs import RunContract
+from outlive.testing.store.sharing import SharingContract
+from outlive.testing.store.streams import StreamContract
+from outlive.testing.store.timers import TimerContract
+from outlive.testing.store.waiting import WaitingContract
+from outlive.testing.store.working import WorkerContract
 from outlive.testing.trial import AsyncDriver, SyncDriver
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 
 pytestmark = pytest.mark.heavy
 
-# `long_io_mode`: the other mode is the same code above the same engine. Where the engine has a driver for each mode, the
-# rules of the records run in both; what a user sees of them is written once, above either.
+# `long_io_mode`: the other mode is the same code above the same engine. What its driver does, or the group commit of a
+# local one, runs in both.
 #
 # What a disk and its fsync are good for is told by killing processes and cutting power. Here they only take
 # time, so that the short mode does without them.
@@ -40,6 +61,33 @@ def folder():
         yield Path(name)
 
 
+class _Driver(
+    CommitContract, ReadingContract, FirstCallContract, WatchContract, ResendingContract, ForkContract
+):
+    """What is sent and received: in both modes, where each has a driver of its own."""
+
+
+class _InShort(
+    RecordsContract,
+    MachineContract,
+    ListingContract,
+    PendingContract,
+    RaceContract,
+    InterleavingContract,
+    SharingContract,
+    DamageContract,
+    RunContract,
+    WaitingContract,
+    TimerContract,
+    WorkerContract,
+    StreamContract,
+):
+    """The rules themselves, any sequence of calls, and what depends on the locks, clocks, indexes and signals of an engine.
+
+    The other things that a user sees are written once, above the rules: they are looked at in memory and on SQLite.
+    """
+
+
 @pytest.mark.long_io_mode("async")
 class TestMemory(BackendContract):
     @pytest.fixture
@@ -48,46 +96,52 @@ class TestMemory(BackendContract):
 
 
 @pytest.mark.long_io_mode("sync")
-class TestFile(BackendContract):
+class TestFile(BackendContract if LONG else _InShort):
     @pytest.fixture
     def backend(self, folder):
         return Opener.local(lambda: FileBackend(str(folder / "store"), fsync=FSYNC))
 
 
-@pytest.mark.long_io_mode("async", apart_from=RecordsContract)
+@pytest.mark.long_io_mode("async", apart_from=_Driver)
 class TestSQLite(BackendContract):
     @pytest.fixture
     def backend(self, folder):
         return Opener.local(lambda: SQLiteBackend(str(folder / "store.db"), fsync=FSYNC))
 
 
-@pytest.mark.long_io_mode("sync", apart_from=RecordsContract)
-class TestPostgres(BackendContract):
+@pytest.mark.long_io_mode("sync", apart_from=_Driver)
+class TestPostgres(BackendContract if LONG else _InShort):
     @pytest.fixture
     def backend(self, postgres_store):
         return Opener.served(postgres_url.parse_url(postgres_store, {"pool_size": 4}))
 
 
-class _InShort(RecordsContract, MachineContract):
-    """The rules themselves, and any sequence of calls. What a user sees is looked at on a file."""
+class _OfAFile(
+    CommitContract, DeletionContract, ReadingContract, ThreadContract, ForkContract, MachineContract
+):
+    """What a file and memory may do otherwise, and any sequence of calls. The statements are those of the file."""
 
 
 @pytest.mark.long_io_mode("async")
-class TestSQLiteInMemory(BackendContract if LONG else _InShort):
+class TestSQLiteInMemory(BackendContract if LONG else _OfAFile):
     @pytest.fixture
     def backend(self):
         return SQLiteBackend(":memory:")
 
 
-@pytest.mark.long_io_mode("async", apart_from=RecordsContract)
-class TestRedis(BackendContract):
+@pytest.mark.long_io_mode("async", apart_from=_Driver)
+class TestRedis(BackendContract if LONG else _InShort):
     @pytest.fixture
     def backend(self, valkey_url):
         return Opener.served(redis_url.parse_url(valkey_url, {}))
 
 
+class _Routed(_Driver, DeletionContract, MergeContract, ThreadContract, EntryContract):
+    """What is sent to several servers. The scripts are those of one server."""
+
+
 @pytest.mark.long_io_mode("sync")
-class TestRedisCluster(BackendContract if LONG else RecordsContract):
+class TestRedisCluster(BackendContract if LONG else _Routed):
     @pytest.fixture
     def backend(self, cluster):
         return Opener.served(redis_url.parse_url(cluster.url, {}))

@@ -23,8 +23,8 @@ from rig.servers import PostgresServer, ValkeyServer
 pytestmark = pytest.mark.heavy
 
 PROCESSES, THREADS = 4, 3
-SAVES = rounds(200, long=2_000)  # of each thread, at least
-RESTARTS = rounds(5, long=100)  # at least
+SAVES = rounds(80, long=2_000)  # of each thread, at least
+RESTARTS = rounds(3, long=100)  # at least
 PAUSE_S = 0.5  # between two restarts
 
 

@@ -104,7 +104,7 @@ def sessions(url: str) -> int:
     """Return how many clients a server has."""
     if url.startswith("postgresql"):
         with psycopg.connect(url.partition("?")[0]) as connection:
-            sql = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+            sql = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'outlive'"
             return connection.execute(sql).fetchone()[0]
     if url.startswith("redis"):
         with redis.Redis.from_url(url.partition("?")[0]) as client:

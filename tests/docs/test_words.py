@@ -58,12 +58,17 @@ def banned_words(name, text):
 
 
 def words_in(name):
-    return banned_words(name, FILES[name].read_text(encoding="utf-8"))
+    text = FILES[name].read_text(encoding="utf-8")
+    if not BANNED.search(re.sub(r"[\s#]+", " ", text)):  # most files; to parse them all takes long
+        return []
+    return banned_words(name, text)
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in NOT_YET])
-def test_a_file_has_no_banned_word(name):
-    assert words_in(name) == [], "docs/style.md says what to write instead"
+def test_no_file_has_a_banned_word():
+    words = {name: words_in(name) for name in FILES if name not in NOT_YET}
+    assert {name: found for name, found in words.items() if found} == {}, (
+        "docs/style.md says what to write instead"
+    )
 
 
 def test_the_list_of_files_that_are_not_yet_rewritten_shrinks():

@@ -34,7 +34,15 @@ from outlive.testing.records.odd_ids import IdContract
 from outlive.testing.records.writes import WriteContract
 from outlive.testing.store.copies import CopyContract
 from outlive.testing.store.damage import DamageContract
+from outlive.testing.store.delayed import DelayedContract
+from outlive.testing.store.history import HistoryContract
+from outlive.testing.store.pending import PendingContract
 from outlive.testing.store.pruning import PruningContract
+from outlive.testing.store.races import RaceContract
+from outlive.testing.store.runs import RunContract
+from outlive.testing.store.saving import SavingContract
+from outlive.testing.store.streams import StreamContract
+from outlive.testing.store.waiting import WaitingContract
 from rig.crash import LONG, ram_folder, rounds
 from rig.replicas import open_pair
 
@@ -54,8 +62,29 @@ class _Promises(
     """All that does not count stored bytes or compare them by their order: sealed bytes are more, and others."""
 
 
+class _InShort(
+    SavingContract,
+    HistoryContract,
+    PendingContract,
+    CopyContract,
+    PruningContract,
+    RaceContract,
+    DamageContract,
+    DelayedContract,
+    RunContract,
+    WaitingContract,
+    StreamContract,
+    MachineContract,
+    EntryContract,
+    ExpectationContract,
+    IdContract,
+    WriteContract,
+):
+    """Every kind of record that is sealed, on every way to the store."""
+
+
 @pytest.mark.long_io_mode("async")
-class TestEncryptedMemory(_Promises):
+class TestEncryptedMemory(_Promises if LONG else _InShort):
     @pytest.fixture
     def backend(self):
         inner = MemoryBackend()
@@ -70,6 +99,7 @@ class _OnFile(DamageContract, CopyContract, PruningContract):
     """What looks at stored rows most closely: a file refers to chunks in a way of its own."""
 
 
+@pytest.mark.long_io_mode("sync")
 class TestEncryptedSQLite(StoreContract if LONG else _OnFile):
     @pytest.fixture
     def backend(self):

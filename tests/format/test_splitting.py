@@ -18,7 +18,7 @@ from outlive.format.registry import Registry
 from outlive.format.splitter import LARGE, split
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
-SEEDS = range(1200) if LONG else range(40)
+SEEDS = range(1200) if LONG else range(20)
 STEPS = 20
 
 

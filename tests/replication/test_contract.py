@@ -96,6 +96,8 @@ class _SyncInShort(RecordsContract, _InShort):
     """The rules themselves, and what a user sees of them."""
 
 
+# A pair is written once, above the runtime of either mode.
+@pytest.mark.long_io_mode("async", apart_from=RaceContract)
 class TestSync(BackendContract if LONG else _SyncInShort):
     @pytest.fixture
     def backend(self, tuned):
@@ -104,12 +106,14 @@ class TestSync(BackendContract if LONG else _SyncInShort):
         return opener()
 
 
+@pytest.mark.long_io_mode("sync")
 class TestAsync(StoreContract if LONG else _Behind):
     @pytest.fixture
     def backend(self):
         return opener(mode="async")
 
 
+@pytest.mark.long_io_mode("async")
 class TestFailedOver(StoreContract if LONG else _Behind):
     @pytest.fixture
     def backend(self, monkeypatch):

@@ -6,6 +6,7 @@ settings takes one of its own: `with PostgresServer(ram=True, fsync=True) as ser
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import psycopg
@@ -50,20 +51,60 @@ def postgres_url(postgres_server):
     postgres_server.start().drop(name)
 
 
+_EMPTY = """
+do $$ declare name text; begin
+    perform pg_terminate_backend(pid) from pg_stat_activity
+        where datname = current_database() and pid <> pg_backend_pid();
+    for name in select nspname from pg_namespace
+        where nspname !~ '^pg_' and nspname not in ('information_schema', 'public', 'outlive') loop
+        execute format('drop schema %I cascade', name);
+    end loop;
+    if to_regclass('outlive.store') is not null then
+        delete from outlive.roster; delete from outlive.thread; delete from outlive.checkpoint;
+        delete from outlive.space; delete from outlive.chunk; delete from outlive.write;
+        delete from outlive.entry; delete from outlive.store;
+    end if;
+end $$
+"""
+
+
+class SharedDatabase:
+    """A database whose store every test finds empty, without its naming key: to make a database and its tables takes several times
+    as long. What a killed process left connected is disconnected.
+    """
+
+    def __init__(self, server):
+        self.url = server.start().database("shared")
+        self._connection = None
+
+    def empty(self):
+        if self._connection is not None:
+            try:
+                self._connection.execute(_EMPTY)
+            except psycopg.OperationalError:  # the server was restarted
+                self.close()
+            else:
+                return
+        self._connection = psycopg.connect(self.url, autocommit=True, application_name="rig")
+        self._connection.execute(_EMPTY)
+
+    def close(self):
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
 @pytest.fixture(scope="session")
-def _postgres_store(_postgres):
-    return _postgres.start().database("shared")
+def _postgres_database(_postgres):
+    with contextlib.closing(SharedDatabase(_postgres)) as database:
+        yield database
 
 
 @pytest.fixture
-def postgres_store(_postgres_store, postgres_server):
-    """The URL of a store that was emptied, also of its naming key: making a database takes ten times as long."""
-    with psycopg.connect(_postgres_store, autocommit=True) as connection:
-        there = connection.execute("select to_regclass('outlive.store') is not null").fetchone()[0]
-        if there:
-            for table in ("roster", "thread", "checkpoint", "space", "chunk", "write", "entry", "store"):
-                connection.execute(f"delete from outlive.{table}")
-    return _postgres_store
+def postgres_store(_postgres_database, postgres_server):
+    """The URL of an empty store in PostgreSQL."""
+    _postgres_database.empty()
+    return _postgres_database.url
 
 
 @pytest.fixture(scope="session")
@@ -122,10 +163,14 @@ def workers():
 @pytest.fixture
 def url_for(request):
     """A function that returns the URL of a store of its own, in a folder or on a server."""
+    is_taken = "postgres_store" in request.fixturenames
 
     def find(backend, folder):
+        nonlocal is_taken
         if backend == "postgresql":
-            return f"{request.getfixturevalue('postgres_url')}?schema=s{next(_number)}"
+            schema = f"s{next(_number)}" if is_taken else "outlive"
+            is_taken = True
+            return f"{request.getfixturevalue('postgres_store')}?schema={schema}"
         if backend == "redis":
             return f"{request.getfixturevalue('valkey_url')}?prefix=p{next(_number)}:"
         return url_of(backend, folder)

@@ -18,7 +18,7 @@ from outlive.format.registry import Registry
 pytestmark = pytest.mark.heavy
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
-EXAMPLES = 2000 if LONG else 80
+EXAMPLES = 2000 if LONG else 30
 CODEC = Codec(Registry())
 NAMER = chunk.Namer(b"k" * 32)
 

@@ -1,6 +1,7 @@
 """Graphs for real: each does and shows on our saver, sync and async, what it does and shows on InMemorySaver."""
 
 import contextlib
+import itertools
 import operator
 import time
 import warnings
@@ -641,8 +642,16 @@ def test_what_a_program_edits_after_a_put_is_not_edited_in_the_store(saver):
 # All of them ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["sync", "async", "loop"])
-@pytest.mark.parametrize("name", sorted(SCENARIOS))
+HOWS = ("sync", "async", "loop")
+# In short each scenario runs sync, and in one of the two ways to be awaited.
+WAYS = [
+    (name, how)
+    for number, name in enumerate(sorted(SCENARIOS))
+    for how in (HOWS if LONG else ("sync", HOWS[1 + number % 2]))
+]
+
+
+@pytest.mark.parametrize("name, how", WAYS)
 def test_a_graph_does_what_it_does_in_memory(name, how, url, loop):
     expected = list(SCENARIOS[name](Driver(InMemorySaver(), None if how == "sync" else loop)))
     assert expected, "a scenario that shows nothing tests nothing"
@@ -651,8 +660,11 @@ def test_a_graph_does_what_it_does_in_memory(name, how, url, loop):
     assert found == expected
 
 
-@pytest.mark.parametrize("how", ["sync", "async", "loop"])
-@pytest.mark.parametrize("backend", ["memory", "file", "postgresql", "redis"])
+ENGINES = ("memory", "file", "postgresql", "redis")
+SHARES = zip(ENGINES, ("loop", "async", "loop", "sync"), strict=True)
+
+
+@pytest.mark.parametrize("backend, how", list(itertools.product(ENGINES, HOWS)) if LONG else list(SHARES))
 def test_graphs_do_the_same_on_every_backend(backend, how, url_for, folder, loop):
     names = sorted(SCENARIOS) if LONG else ON_EVERY_BACKEND
     for number, name in enumerate(names):
