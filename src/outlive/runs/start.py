@@ -27,6 +27,7 @@ from outlive.runs.lease import COMPLETED, FREE, LEFT, LOCK, RELEASED, RUN, RUNNI
 from outlive.runs.owner import Owner
 from outlive.runs.thread_lock import TRIES, Claim, Place
 from outlive.threads.engine import Engine
+from outlive.threads.save import Save
 from outlive.threads.thread import AsyncThread
 from outlive.values import micros, moment
 
@@ -209,7 +210,7 @@ class Start:
         draft = self._thread._draft(source="input", run=self._info.id)
         draft.entries, draft.fence = entries, fence
         state = await self._thread.load()
-        await self._engine.save(self._key, state, draft, emits=False)  # the claim is told
+        await Save(self._engine, self._key, state, draft).run(emits=False)  # the claim is told
         assert draft.receipt is not None
         self._checkpoint = draft.id
         return draft.receipt
