@@ -23,7 +23,7 @@ from outlive.format.extensions import Raw
 from outlive.format.manifest import needs_parent
 from outlive.format.readable import changed, changes, packed, readable, readable_text, text_of
 from outlive.runtime.runtime import run_now
-from outlive.threads.engine import Draft
+from outlive.threads.save import Draft, Save
 from rig.crash import LONG, rounds
 from rig.replicas import open_pair
 
@@ -570,7 +570,7 @@ def test_that_a_checkpoint_needs_its_parent_is_exported_too():
         engine = store._store._engine
         for id in ("whole", "difference"):
             draft = Draft("", id, needs_parent=id == "difference")
-            run_now(engine.save(ThreadKey.of("", "t"), {"of": id}, draft))
+            run_now(Save(engine, ThreadKey.of("", "t"), {"of": id}, draft).run())
         made = store.import_thread(store.thread("t").export(), id="made")
         assert [
             needs_parent(record.body) for record in run_now(engine.records(ThreadKey.of("", "made")))

@@ -277,7 +277,11 @@ class Backend(Protocol):
         ...
 
     async def writes(
-        self, thread: ThreadKey, checkpoints: Sequence[CheckpointKey] | None, timeout_s: float | None = None
+        self,
+        thread: ThreadKey,
+        checkpoints: Sequence[CheckpointKey] | None,
+        *,
+        timeout_s: float | None = None,
     ) -> list[WriteRecord]:
         """Return the writes of the given (namespace, checkpoint) pairs, or of the whole thread."""
         ...
@@ -300,12 +304,12 @@ class Backend(Protocol):
         """Add up the listed threads of a tenant, without reading what is in them."""
         ...
 
-    async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+    async def inventory(self, thread: ThreadKey, *, timeout_s: float | None = None) -> Inventory:
         """Return the names, sizes and revisions of all chunks of a thread."""
         ...
 
     async def fetch(
-        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+        self, thread: ThreadKey, names: Sequence[bytes], *, timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
         """Return chunks by name, without those that are missing."""
         ...

@@ -12,14 +12,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import ormsgpack
 
+from outlive.backend import CheckpointRecord
 from outlive.errors import Corrupt, NewerFormat, refuse_unopened
 from outlive.format.chunk import Layout
 from outlive.format.codec import Codec
-from outlive.values import Interrupt
+from outlive.values import CheckpointInfo, Interrupt, moment
 
 FORMAT = 1
 
@@ -35,6 +36,37 @@ class Manifest:
     interrupts: tuple[Interrupt, ...] = ()
     needs_parent: bool = False  # a framework needs the parent to make use of it
     written: bytes = b""  # digest of the pending writes that were saved with it
+
+
+class Contents(Protocol):
+    """What a caller says about a checkpoint: a manifest, or the draft of a save."""
+
+    metadata: Mapping[str, Any]
+    next_nodes: tuple[str, ...]
+    completed_tasks: tuple[str, ...]
+    interrupts: tuple[Interrupt, ...]
+
+
+def describe(thread: str, record: CheckpointRecord, contents: Contents) -> CheckpointInfo:
+    """Return a checkpoint as the user sees it."""
+    return CheckpointInfo(
+        thread=thread,
+        id=record.id,
+        namespace=record.namespace,
+        parent=record.parent,
+        seq=record.seq or None,
+        epoch=record.epoch,
+        step=record.step,
+        source=record.source,
+        run=record.run,
+        created_at=moment(record.created_at) if record.created_at else None,
+        state_bytes=record.size,
+        new_bytes=record.added,
+        metadata=contents.metadata,
+        next_nodes=contents.next_nodes,
+        completed_tasks=contents.completed_tasks,
+        interrupts=contents.interrupts,
+    )
 
 
 def encode(codec: Codec, manifest: Manifest) -> bytes:

@@ -294,33 +294,26 @@ def _is_alone(range_: _Range) -> bool:
 
 def _build(codec: Codec, namer: Namer, ranges: list[_Range], cap: int) -> dict[bytes, bytes]:
     """Put the new ranges into chunks, in the order of the stream; a large piece gets its own."""
-    chunks: dict[bytes, bytes] = {}
-    waiting: list[_Range] = []
+    groups: list[list[_Range]] = [[]]
     for range_ in ranges:
         if range_.chunk is not None:
             continue
         alone = range_.length >= LARGE and _is_alone(range_)
-        size = sum([other.length for other in waiting])
-        if (waiting and size + range_.length > cap) or (alone and size >= INLINE):
-            _close(codec, namer, waiting, chunks)
-            waiting = []
-        waiting.append(range_)
+        size = sum([other.length for other in groups[-1]])
+        if (size and size + range_.length > cap) or (alone and size >= INLINE):
+            groups.append([])
+        groups[-1].append(range_)
         if alone:
-            _close(codec, namer, waiting, chunks)
-            waiting = []
-    if waiting:
-        _close(codec, namer, waiting, chunks)
+            groups.append([])
+    chunks: dict[bytes, bytes] = {}
+    for group in filter(None, groups):
+        data = encode(b"".join([_bytes(codec, range_) for range_ in group]))
+        name, at = namer.name(data), 0
+        chunks[name] = data
+        for range_ in group:
+            range_.chunk, range_.offset = name, at
+            at += range_.length
     return chunks
-
-
-def _close(codec: Codec, namer: Namer, ranges: list[_Range], chunks: dict[bytes, bytes]) -> None:
-    data = encode(b"".join([_bytes(codec, range_) for range_ in ranges]))
-    name = namer.name(data)
-    chunks[name] = data
-    at = 0
-    for range_ in ranges:
-        range_.chunk, range_.offset = name, at
-        at += range_.length
 
 
 def _bytes(codec: Codec, range_: _Range) -> bytes | memoryview:

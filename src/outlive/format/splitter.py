@@ -144,7 +144,7 @@ class _Splitter:
             if kind is list:
                 return wraps, value
             if kind is dict:
-                if set(map(type, value)) <= {str} and is_utf8("".join(value)):
+                if set(map(type, value)) <= {str} and ((keys := "".join(value)).isascii() or is_utf8(keys)):
                     return wraps, value
                 return (*wraps, (MAP, b"")), [part for pair in value.items() for part in pair]
             reduced = None if kind in _WHOLE else self._codec.reduce(value)

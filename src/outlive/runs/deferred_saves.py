@@ -14,7 +14,7 @@ from typing import Any
 
 from outlive.format import manifest
 from outlive.format.codec import Codec
-from outlive.threads.engine import Draft
+from outlive.threads.save import Draft
 
 
 @dataclass(frozen=True, slots=True)

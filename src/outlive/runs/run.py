@@ -80,7 +80,8 @@ from outlive.runs.waits import Waits
 from outlive.runs.wakes import outer_timer
 from outlive.runtime.runtime import Ticker, new_id
 from outlive.runtime.wrong_mode import AsyncContext
-from outlive.threads.engine import Draft, Engine
+from outlive.threads.engine import Engine
+from outlive.threads.save import Draft
 from outlive.threads.save_options import RunSaveOptions
 from outlive.threads.thread import AsyncThread
 from outlive.values import CheckpointInfo, moment

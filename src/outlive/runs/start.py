@@ -38,6 +38,7 @@ from outlive.runs.lease import (
 from outlive.runs.owner import Owner
 from outlive.runs.thread_lock import TRIES, Claim, Place
 from outlive.threads.engine import Engine
+from outlive.threads.save import Save
 from outlive.threads.thread import AsyncThread
 from outlive.values import micros, moment
 
@@ -265,7 +266,7 @@ class Start:
         draft = self._thread._draft(source="input", run=self._info.id)
         draft.entries, draft.fence = entries, fence
         state = await self._thread.load()
-        await self._engine.save(self._key, state, draft, emits=False)  # the claim is told
+        await Save(self._engine, self._key, state, draft).run(emits=False)  # the claim is told
         assert draft.receipt is not None
         self._checkpoint = draft.id
         return draft.receipt

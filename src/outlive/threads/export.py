@@ -32,8 +32,9 @@ from outlive.format import manifest
 from outlive.format.planner import Plan, plan_chunks
 from outlive.format.readable import Json, changed, changes, packed, readable, readable_text, text_of
 from outlive.format.splitter import SplitState, split
-from outlive.threads.engine import Draft, Engine, Located
+from outlive.threads.engine import Engine, Located
 from outlive.threads.metadata import check_vacant, drop_stray_writes, open_info, pack_info
+from outlive.threads.save import Draft
 from outlive.values import micros, moment
 
 FORMAT = 1
@@ -284,7 +285,7 @@ class _Import:
         for write in _list(fields, "writes"):
             await self.write(namespace, id, _object(write))
         return replace(
-            self._engine.record(draft, plan),
+            draft.record(self._engine, plan),
             body=body,
             projection=manifest.projection(contents.metadata),
             created_at=_moment(fields.get("created_at")),

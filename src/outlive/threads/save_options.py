@@ -17,7 +17,8 @@ from outlive.arguments import (
     optional_id,
 )
 from outlive.backend import Fence, ThreadKey
-from outlive.threads.engine import Draft, Engine
+from outlive.threads.engine import Engine
+from outlive.threads.save import Draft
 from outlive.values import Interrupt, New, PendingWrite, Source
 
 

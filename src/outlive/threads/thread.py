@@ -38,11 +38,12 @@ from outlive.format.registry import accepts
 from outlive.runtime.runtime import Deadline, new_id
 from outlive.threads import prune
 from outlive.threads.copy import copy_thread, fork_thread
-from outlive.threads.engine import Draft, Engine
+from outlive.threads.engine import Engine
 from outlive.threads.export import export_thread
 from outlive.threads.history import History
 from outlive.threads.keep_policy import KeepPolicy
 from outlive.threads.metadata import describe_thread, open_info, pack_info
+from outlive.threads.save import Draft, Save
 from outlive.threads.save_options import Fencing, RunHandle, SaveOptions, run_id_of, set_options
 from outlive.threads.verify import verify_thread
 from outlive.threads.write_behind import SaveQueue
@@ -166,7 +167,7 @@ class AsyncThread(Generic[S]):
     async def _save(self, state: Any, draft: Draft) -> CheckpointInfo:
         if self._store._queues:
             await self._flush_queue()
-        return await self._engine.save(self._key, state, draft)
+        return await Save(self._engine, self._key, state, draft).run()
 
     async def load(
         self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None

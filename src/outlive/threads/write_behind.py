@@ -19,11 +19,13 @@ from typing import Any
 
 from outlive.backend import Commit, Receipt, ThreadKey
 from outlive.errors import DelayedSaveFailed, StaleBase
+from outlive.format import manifest
 from outlive.format.planner import plan_chunks
 from outlive.runtime.fork import reset_in_child
 from outlive.runtime.runtime import Task
 from outlive.threads.cache import Base, Cache
-from outlive.threads.engine import Draft, Engine, Prepared, describe
+from outlive.threads.engine import Engine
+from outlive.threads.save import Draft, Prepared, Save
 from outlive.values import CheckpointInfo
 
 
@@ -66,7 +68,7 @@ class SaveQueue:
             self.raise_failure()
             # 1. Split and plan on the base of the queue. Nothing is stored, nothing is in the
             #    queue.
-            prepared = await self._engine.prepare(self._key, state, draft, self._bases)
+            prepared = await Save(self._engine, self._key, state, draft).prepare(self._bases)
             # 2. Take the places of the plan for stored, before they are: a failure drops the base.
             prepared.plan.record_spans()
             record, old = prepared.commit.checkpoints[0], prepared.base
@@ -75,7 +77,7 @@ class SaveQueue:
             self._bases.put((self._key.digest, draft.namespace), base)
             # 3. Queue it. A crash from here until its commit loses it.
             self._append(item)
-        return describe(self._key, record, draft)
+        return manifest.describe(self._key.id, record, draft)
 
     def _append(self, item: _Item) -> None:
         with self._lock:
@@ -148,7 +150,7 @@ class SaveQueue:
             # Its id is there: the same save again is done, another one under its id is an error.
             # The stored one may have its bytes in other places, so saves that were planned on this
             # one are stored as a whole.
-            await self._engine.compare(self._key, item.prepared, receipt.existing)
+            await item.prepared.compare(self._engine)
             self._bases.drop(self._key.digest)
             item.is_whole = True
         elif base is not None and base.save is item:
@@ -169,7 +171,7 @@ class SaveQueue:
         for part in prepared.plan.pieces.parts:
             part.spans, part.kept = None, []
         plan = plan_chunks(engine.codec, engine.namer, prepared.plan.pieces, None)
-        record = engine.record(prepared.draft, plan, prepared.written.digest)
+        record = prepared.draft.record(engine, plan, prepared.written.digest)
         chunks = plan.chunks | prepared.written.chunks
         return replace(prepared.commit, checkpoints=(record,), chunks=tuple(chunks.items()), generation=None)
 

@@ -29,8 +29,8 @@ from outlive.arguments import check_id, check_text
 from outlive.backend import Commit, Fence, ThreadKey, WriteRecord
 from outlive.errors import BadArgument, CheckpointExists, CheckpointMissing, OutliveError, Unencodable
 from outlive.store import AsyncStore
-from outlive.threads.engine import Draft
 from outlive.threads.keep_policy import KeepPolicy
+from outlive.threads.save import Draft, Save
 from outlive.values import Pruned
 
 
@@ -82,10 +82,11 @@ class CheckpointOperations:
         state = pack_state(self._codec, checkpoint, self._kept(key, place, checkpoint, new_versions))
         await turn.wait()
         try:
-            await self._engine.save(key, state, draft)
+            await Save(self._engine, key, state, draft).run()
         except CheckpointExists:
             draft.replace, draft.expect = True, None
-            await self._engine.save(key, {**state, **await self._deltas_in(key, place.namespace, id)}, draft)
+            state = {**state, **await self._deltas_in(key, place.namespace, id)}
+            await Save(self._engine, key, state, draft).run()
         except Unencodable as error:
             raise Unencodable(
                 error.path.removeprefix("state.channel_values."), error.reason, _STATE

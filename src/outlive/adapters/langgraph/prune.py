@@ -25,9 +25,9 @@ from outlive.backend import CheckpointKey, CheckpointRecord, ThreadKey, ThreadQu
 from outlive.errors import BadArgument, StaleBase
 from outlive.format import manifest
 from outlive.runtime.runtime import Deadline
-from outlive.threads.engine import Draft
 from outlive.threads.keep_policy import KeepPolicy, keys_of
 from outlive.threads.prune import remove_chosen
+from outlive.threads.save import Draft, Save
 from outlive.values import Pruned
 
 STRATEGIES = ("keep_latest", "delete")
@@ -197,7 +197,7 @@ async def _save_delta(session: Session, key: ThreadKey, record: CheckpointRecord
             record.namespace, record.id, parent=record.parent, follows=False, step=record.step, source=record.source,
             run=record.run, replace=True, metadata=manifest.decode(codec, record.body, opaque=True).metadata,
         )  # fmt: skip
-        await engine.save(key, state, draft)
+        await Save(engine, key, state, draft).run()
 
 
 async def _needed(

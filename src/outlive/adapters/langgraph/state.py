@@ -19,7 +19,7 @@ from outlive.adapters.langgraph.values.messages import opened
 from outlive.backend import CheckpointRecord
 from outlive.errors import BadArgument
 from outlive.format.extensions import Raw
-from outlive.threads.engine import Draft
+from outlive.threads.save import Draft
 from outlive.values import SOURCES
 
 SHAPE = 1

@@ -306,7 +306,11 @@ class MemoryBackend:
         return self._look(query.thread, look, timeout_s)
 
     def writes(
-        self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
+        self,
+        thread: ThreadKey,
+        checkpoints: Sequence[tuple[str, str]] | None,
+        *,
+        timeout_s: float | None = None,
     ) -> list[WriteRecord]:
         return self._table(thread).writes_of(checkpoints)
 
@@ -379,13 +383,13 @@ class MemoryBackend:
     def _all_tables(self) -> Iterable[Table]:
         return self._tables.values()
 
-    def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+    def inventory(self, thread: ThreadKey, *, timeout_s: float | None = None) -> Inventory:
         table = self._table(thread)
         row = table.counters or Counters(0, 0, 0, 0, 0)
         return Inventory(row.generation, row.revision, dict(table.chunks))
 
     def fetch(
-        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+        self, thread: ThreadKey, names: Sequence[bytes], *, timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
         return self._look(thread, lambda table, data: data(names, None), timeout_s)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from outlive.backend import (
     Backend,
@@ -58,16 +58,20 @@ class Local(Protocol):
     ) -> tuple[int, list[CheckpointRecord]]: ...
     def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page: ...
     def writes(
-        self, thread: ThreadKey, checkpoints: Sequence[CheckpointKey] | None, timeout_s: float | None = None
+        self,
+        thread: ThreadKey,
+        checkpoints: Sequence[CheckpointKey] | None,
+        *,
+        timeout_s: float | None = None,
     ) -> list[WriteRecord]: ...
     def entries(
         self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]: ...
     def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]: ...
     def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals: ...
-    def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory: ...
+    def inventory(self, thread: ThreadKey, *, timeout_s: float | None = None) -> Inventory: ...
     def fetch(
-        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+        self, thread: ThreadKey, names: Sequence[bytes], *, timeout_s: float | None = None
     ) -> dict[bytes, bytes]: ...
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int: ...
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]: ...
@@ -81,6 +85,21 @@ class Local(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def _called(
+    method: Callable[Concatenate[Local, P], T],
+) -> Callable[Concatenate[LocalCalls, P], Coroutine[Any, Any, T]]:
+    """Return the method of `Backend` that calls a plain function, under the lock."""
+    name = method.__name__
+
+    async def call(self: LocalCalls, /, *args: P.args, **options: P.kwargs) -> T:
+        wait_s: Any = options.get("timeout_s")
+        function: Callable[P, T] = getattr(self.local, name)
+        return await self._call(wait_s, function, *args, **options)
+
+    call.__name__, call.__qualname__ = name, f"LocalCalls.{name}"
+    return call
 
 
 class LocalCalls:
@@ -99,66 +118,19 @@ class LocalCalls:
         """Call a plain function under the lock, which is waited for so long."""
         raise NotImplementedError
 
-    async def identity(self, offered: bytes) -> bytes:
-        return await self._call(None, self.local.identity, offered)
-
-    async def read(
-        self,
-        thread: ThreadKey,
-        namespace: str,
-        id: str | None = None,
-        *,
-        at: int | None = None,
-        known: CachedHead | None = None,
-        chunks: bool = True,
-        timeout_s: float | None = None,
-    ) -> ReadResult:
-        read = self.local.read
-        return await self._call(
-            timeout_s, read, thread, namespace, id, at=at, known=known, chunks=chunks, timeout_s=timeout_s
-        )
-
-    async def history(
-        self, query: HistoryQuery, *, timeout_s: float | None = None
-    ) -> tuple[int, list[CheckpointRecord]]:
-        return await self._call(timeout_s, self.local.history, query, timeout_s=timeout_s)
-
-    async def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
-        states = self.local.states
-        return await self._call(timeout_s, states, query, max_bytes=max_bytes, timeout_s=timeout_s)
-
-    async def writes(
-        self, thread: ThreadKey, checkpoints: Sequence[CheckpointKey] | None, timeout_s: float | None = None
-    ) -> list[WriteRecord]:
-        return await self._call(timeout_s, self.local.writes, thread, checkpoints, timeout_s)
-
-    async def entries(
-        self, query: EntryQuery, *, timeout_s: float | None = None
-    ) -> list[tuple[ThreadKey, EntryRecord]]:
-        return await self._call(timeout_s, self.local.entries, query, timeout_s=timeout_s)
-
-    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRecord]:
-        return await self._call(timeout_s, self.local.threads, query, timeout_s=timeout_s)
-
-    async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
-        return await self._call(timeout_s, self.local.totals, tenant, timeout_s=timeout_s)
-
-    async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
-        return await self._call(timeout_s, self.local.inventory, thread, timeout_s)
-
-    async def fetch(
-        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
-    ) -> dict[bytes, bytes]:
-        return await self._call(timeout_s, self.local.fetch, thread, names, timeout_s)
-
-    async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        return await self._call(None, self.local.share, source, target, names)
-
-    async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
-        return await self._call(None, self.local.audit, thread)
-
-    async def facts(self) -> dict[str, object]:
-        return await self._call(None, self.local.facts)
+    identity = _called(Local.identity)
+    read = _called(Local.read)
+    history = _called(Local.history)
+    states = _called(Local.states)
+    writes = _called(Local.writes)
+    entries = _called(Local.entries)
+    threads = _called(Local.threads)
+    totals = _called(Local.totals)
+    inventory = _called(Local.inventory)
+    fetch = _called(Local.fetch)
+    share = _called(Local.share)
+    audit = _called(Local.audit)
+    facts = _called(Local.facts)
 
     async def watch(self, tenant: str) -> Watch:
         async def version() -> object:

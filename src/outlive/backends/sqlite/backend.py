@@ -234,7 +234,11 @@ class SQLiteBackend:
             return Page(view.counters.generation, records, view.data(names), len(records) < len(page))
 
     def writes(
-        self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
+        self,
+        thread: ThreadKey,
+        checkpoints: Sequence[tuple[str, str]] | None,
+        *,
+        timeout_s: float | None = None,
     ) -> list[WriteRecord]:
         with self._connection.transaction("deferred") as db:
             view = Reader(db, thread)
@@ -299,7 +303,7 @@ class SQLiteBackend:
         *_, info, projection, check = row
         return view.summary(info, projection, check, heads)
 
-    def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+    def inventory(self, thread: ThreadKey, *, timeout_s: float | None = None) -> Inventory:
         with self._connection.transaction("deferred") as db:
             view = Reader(db, thread)
             if view.counters is None:
@@ -312,7 +316,7 @@ class SQLiteBackend:
             )
 
     def fetch(
-        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+        self, thread: ThreadKey, names: Sequence[bytes], *, timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
         with self._connection.transaction("deferred") as db:
             return Reader(db, thread).data(names)

@@ -297,7 +297,11 @@ class Encrypted:
         return replace(page, records=records, chunks=self._decrypt_chunks(query.thread, page.chunks))
 
     async def writes(
-        self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
+        self,
+        thread: ThreadKey,
+        checkpoints: Sequence[tuple[str, str]] | None,
+        *,
+        timeout_s: float | None = None,
     ) -> list[WriteRecord]:
         writes = await self.inner.writes(thread, checkpoints, timeout_s=timeout_s)
         return [self._decrypt_write(thread, write) for write in writes]
@@ -327,11 +331,11 @@ class Encrypted:
         head = None if row.head is None else self._decrypt_checkpoint(thread, row.head)
         return replace(row, info=info, head=head)
 
-    async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+    async def inventory(self, thread: ThreadKey, *, timeout_s: float | None = None) -> Inventory:
         return await self.inner.inventory(thread, timeout_s=timeout_s)
 
     async def fetch(
-        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+        self, thread: ThreadKey, names: Sequence[bytes], *, timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
         return self._decrypt_chunks(thread, await self.inner.fetch(thread, names, timeout_s=timeout_s))
 

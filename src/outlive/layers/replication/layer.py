@@ -127,7 +127,6 @@ _READS = frozenset(
         "audit",
     )
 )
-_POSITIONS = {"writes": 2, "inventory": 1, "fetch": 2}  # arguments before the timeout
 _TIMELESS = frozenset(("share", "audit"))
 _BEAT_S = 0.2  # between looks at what is queued
 _SWITCHES = 4  # that one call may live through
@@ -281,8 +280,6 @@ class Replicate:
         """Ask the active store; when it cannot be reached, the one that is active then."""
         if self._is_closed:
             raise StoreClosed
-        if len(args) > _POSITIONS.get(name, len(args)):  # the timeout may be among them
-            args, kwargs["timeout_s"] = args[:-1], args[-1]
         attempts = self._attempts(kwargs.get("timeout_s"))
         while True:
             epoch = self.stores.epoch

@@ -21,8 +21,8 @@ from outlive.adapters.langgraph.values.messages import opened
 from outlive.backend import CheckpointRecord, Commit, Rank, Removal, ThreadKey, WriteRecord
 from outlive.errors import StaleBase
 from outlive.threads.cache import Base, Cache
-from outlive.threads.engine import Draft
 from outlive.threads.prune import ThreadContents
+from outlive.threads.save import Draft, Save
 
 MOST = 5_000
 # The rank of imported control writes. A graph that overwrites one in the target gets a greater
@@ -67,7 +67,7 @@ class Batch:
         base = self._cache.get(slot)
         state = pack_state(codec, cast(Checkpoint, decoded.checkpoint), self._kept(decoded, base))
         cache = None if base is None else self._cache  # without it, the head in the store would be the base
-        prepared = await self._session.engine.prepare(self._key, state, draft, cache)
+        prepared = await Save(self._session.engine, self._key, state, draft).prepare(cache)
         (record,) = prepared.commit.checkpoints
         record.created_at = decoded.created_at
         prepared.plan.record_spans()  # not committed yet, but nothing of this is used when it cannot be
