@@ -235,8 +235,7 @@ class AsyncRun(AsyncContext):
         if not self._options.retries:
             await self._park_if_spent()
         previous = self.info.attempts[-2:-1]
-        outcome = previous[0].outcome if previous else None
-        self._tell(CLAIM, trace=self.info.trace, previous=outcome, usage=self.info.usage)
+        self._tell(CLAIM, trace=self.info.trace, previous=previous[0].outcome if previous else None)
         return self
 
     async def _park_if_spent(self) -> None:
@@ -807,6 +806,8 @@ class AsyncRun(AsyncContext):
         if self._engine.events.is_on:
             info = self.info
             fields = {"run": info.id, "status": info.status, "attempt": info.attempt, "agent": info.agent}
+            if name in (CLAIM, LOSS):
+                fields["usage"] = info.usage
             self._engine.events.emit(Event(name, info.thread, info.namespace, **{**fields, **details}))
 
     def _stop(self) -> None:
@@ -972,7 +973,7 @@ class AsyncRun(AsyncContext):
         if self._is_live:
             self._is_lost = True
             self._stop()
-            self._tell(LOSS, usage=self.info.usage)
+            self._tell(LOSS)
         if isinstance(error, LeaseLost):
             return error
         return LeaseLost(self.info.thread, error.kind, error.key, self._fence, None)
