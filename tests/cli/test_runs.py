@@ -126,6 +126,21 @@ def test_a_run_whose_lease_has_run_out_is_dead(cli, store):
     assert cli("recover", "--dry-run", "-q").out == "r-1\n"
 
 
+def test_a_dead_run_without_attempts_left_says_how_to_resume_it(cli, store):
+    for id, most in (("r-1", 1), ("r-2", 2)):
+        begin(store, id, lease_s=0.2, max_attempts=most)
+    store._store._heart._stop()  # as a process that hangs
+    eventually(lambda: len(list(store.recoverable())) == 2)
+    rows = {row.split()[0]: row for row in cli("runs").out.splitlines()}
+    assert "1/1" in rows["r-1"]
+    assert "recovery parks it after 1 failure; outlive retry r-1 resumes it" in rows["r-1"]
+    assert "1/2" in rows["r-2"]
+    assert "no living worker has a handler for 'planner'" in rows["r-2"]
+    (first, _) = cli("recover", "--handlers", "handlers:SYNC", "--json").items[::-1]
+    assert (first["id"], first["code"]) == ("r-1", "parked")
+    assert first["reason"] == "parked after 1 failed attempts; store.retry('r-1') resumes it"
+
+
 def test_one_run_is_shown_with_its_steps_and_responses(cli, store):
     run = begin(store, "r-1", prompt="Where to?")
     run.step("ask", key="first")(lambda: {"city": "Lisbon"})()

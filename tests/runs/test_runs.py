@@ -429,6 +429,18 @@ def test_a_run_that_keeps_killing_its_process_is_parked(workers):
             assert list(store.recoverable()) == []
 
 
+def test_a_script_that_is_run_again_after_all_attempts_is_warned():
+    with outlive.open("memory:") as store:
+        for attempt in (1, 2):
+            run = store.run("t", agent="a", max_attempts=2, lease_s=0.2).start()
+            assert run.info.attempt == attempt
+            store._store._heart._stop()  # as a process that hangs
+            eventually(lambda: len(list(store.recoverable())) == 1)
+        with pytest.warns(UserWarning, match="has failed 2 times, and max_attempts is 2.*new=True"):
+            store.run("t", agent="a").start().complete()
+        assert [info.attempt for info in store.runs()] == [3]
+
+
 def die_at_once(report, url, how):
     with outlive.open(url) as store:
         if how is None:

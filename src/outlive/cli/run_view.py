@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from outlive.backend import escape
 from outlive.cli.lease_clock import LeaseClock
+from outlive.cli.output.escape import quote_argument
 from outlive.cli.output.ids import shorten_ids
 from outlive.cli.output.items import USAGE_FIELDS, question_item, run_details, run_item
 from outlive.cli.output.opaque import unwrap
 from outlive.cli.output.table import Column, print_fields, print_table, standing_style
-from outlive.cli.output.units import format_age, format_duration, format_elapsed, format_time, parse_iso
+from outlive.cli.output.units import (
+    format_age,
+    format_count,
+    format_duration,
+    format_elapsed,
+    format_time,
+    parse_iso,
+)
 from outlive.cli.output.values import lines, one_line
 from outlive.cli.question_view import show_questions
 
@@ -102,7 +110,7 @@ class RunView:
         return usage or self.usages.of(self.info, self._usage_of_models)
 
     def _usage_of_models(self) -> dict[str, Any]:
-        responses = self.responses()
+        responses = self.responses() if self.info.attempt else []  # a submitted run has asked nothing yet
         if not responses:
             return {}
         return {name: sum(response.get(name) or 0 for response in responses) for name in USAGE_FIELDS}
@@ -189,7 +197,13 @@ def run_cells(item: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _failures(item: Mapping[str, Any]) -> str:
     """Return how many attempts failed, of those after which the run is parked; a released attempt did not fail."""
-    return f"{item['failures']}/{item['max_attempts']}" if item["failures"] else ""
+    count = _failure_count(item)
+    return f"{count}/{item['max_attempts']}" if count else ""
+
+
+def _failure_count(item: Mapping[str, Any]) -> int:
+    """Return how many attempts failed, with the one whose process has just died."""
+    return int(item["failures"]) + bool(item["standing"] == "dead")
 
 
 def _lease(item: Mapping[str, Any]) -> str:
@@ -210,6 +224,14 @@ def _now(item: Mapping[str, Any]) -> str:
         return _waiting(item["waits"])
     step = "" if item["step"] is None else f" in step {item['step']!r}"
     died = f"died{step}" if item["standing"] == "dead" and step else ""
+    if item["standing"] == "dead" and _failure_count(item) >= item["max_attempts"]:
+        resumes = f"outlive retry {quote_argument(item['id'])} resumes it"
+        return "; ".join(
+            filter(
+                None,
+                (died, f"recovery parks it after {format_count(item['max_attempts'], 'failure')}", resumes),
+            )
+        )
     if item["has_worker"] is False:
         return "; ".join(filter(None, (died, f"no living worker has a handler for {agent_name(item)}")))
     if item["standing"] == "dead":

@@ -264,7 +264,7 @@ class AsyncRun(AsyncContext):
             await self._park_if_spent()
         previous = self.info.attempts[-2:-1]
         outcome = previous[0].outcome if previous else None
-        self._tell(CLAIM, trace=self.info.trace, previous=outcome, usage=self.info.usage)
+        self._tell(CLAIM, trace=self.info.trace, previous=outcome)
 
     def _take_more(self) -> None:
         """Raise the budget as persons have answered: the record may not have it yet."""
@@ -944,6 +944,8 @@ class AsyncRun(AsyncContext):
         if self._engine.events.is_on:
             info = self.info
             fields = {"run": info.id, "status": info.status, "attempt": info.attempt, "agent": info.agent}
+            if name in (CLAIM, LOSS):
+                fields["usage"] = info.usage
             self._engine.events.emit(Event(name, info.thread, info.namespace, **{**fields, **details}))
 
     def _stop(self) -> None:
@@ -1124,7 +1126,7 @@ class AsyncRun(AsyncContext):
         if self._is_live:
             self._is_lost = True
             self._stop()
-            self._tell(LOSS, usage=self.info.usage)
+            self._tell(LOSS)
         if isinstance(error, LeaseLost):
             return error
         return LeaseLost(self.info.thread, error.kind, error.key, self._fence, None)

@@ -14,6 +14,7 @@ commit that starts the run cancels the unfinished one instead.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -208,6 +209,8 @@ class Start:
         info.attempt += self._is_attempt
         info.failures += info.status == RUNNING  # nothing ended it: its process died or lost contact
         info.waits = info.error = None  # the error is that of an attempt, which keeps it
+        if info.failures >= info.max_attempts and not self._options.retries:
+            _warn_of_failures(info)
         return True
 
     def _is_held(self, stored: EntryRecord | None) -> bool:
@@ -466,6 +469,15 @@ def _is_held(error: EntryHeld | LeaseLost) -> bool:
         return False
     stored = error.stored
     return error.kind == RUN or not isinstance(stored, EntryRecord) or stored.status == RUNNING
+
+
+def _warn_of_failures(run: RunInfo) -> None:
+    """Tell a script that is run again and again: only recovery parks a run that keeps killing its process."""
+    warnings.warn(
+        f"run {run.id!r} has failed {run.failures} times, and max_attempts is {run.max_attempts}: it continues because "
+        f"it was started again; store.run(..., new=True) starts another run, store.cancel({run.id!r}) ends this one",
+        stacklevel=2,
+    )
 
 
 def _entry_of(error: EntryHeld) -> EntryRecord | None:
