@@ -16,7 +16,7 @@ import contextlib
 import datetime as dt
 import functools
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from types import TracebackType
@@ -34,10 +34,8 @@ from outlive.backend.entries import WAIT
 from outlive.errors import (
     BadArgument,
     BudgetSpent,
-    CallerError,
     CheckpointExists,
     ChildWaits,
-    DelayedSaveFailed,
     EntryHeld,
     LeaseLost,
     OutliveError,
@@ -45,45 +43,37 @@ from outlive.errors import (
     RunForked,
     RunNotStarted,
     RunSuspended,
-    StoreBusy,
     StoreClosed,
 )
-from outlive.events import CLAIM, END, LOSS, QUESTION, STALL, Event
-from outlive.runs import attempts, budget, lease, tickets, timers
+from outlive.events import CLAIM, LOSS, STALL, Event
+from outlive.runs import budget, lease
 from outlive.runs.deferred_saves import Deferred, Kept
 from outlive.runs.effect_keys import EffectKey
 from outlive.runs.lease import (
     CANCELLED,
-    COMPLETED,
-    FAILED,
-    FREE,
-    LEFT,
     LOCK,
     PARKED,
-    RELEASED,
     RUN,
     RUNNING,
-    WAITING,
     RunInfo,
 )
 from outlive.runs.options import RunOptions
-from outlive.runs.outer_run import event_name
 from outlive.runs.progress import Progress
 from outlive.runs.responses import AsyncResponses
+from outlive.runs.run_end import RunEnd
+from outlive.runs.spending import Spending
 from outlive.runs.start import Start, StartOptions
 from outlive.runs.step_options import StepOptions
 from outlive.runs.steps import Ledger
-from outlive.runs.store_clock import store_now
 from outlive.runs.stream import Stream
-from outlive.runs.waiting import MISSING, Outer, Waiting
+from outlive.runs.waiting import MISSING
 from outlive.runs.waits import Waits
-from outlive.runs.wakes import outer_timer
 from outlive.runtime.runtime import Ticker, new_id
 from outlive.runtime.wrong_mode import AsyncContext
 from outlive.threads.engine import Draft, Engine
 from outlive.threads.save_options import RunSaveOptions
 from outlive.threads.thread import AsyncThread
-from outlive.values import CheckpointInfo, moment
+from outlive.values import CheckpointInfo
 
 _TRIES = 20
 # The runs in whose blocks this task or thread is.
@@ -156,11 +146,10 @@ class AsyncRun(AsyncContext):
         self._thread_ident = engine.runtime.thread_ident()
         self._progress = Progress()
         self._was_stalled = False
-        self._used: budget.Usage = {}  # in all attempts
-        self._used_by_children: budget.Usage = {}  # since this start
-        self._usage_lock = engine.runtime.lock()
         self._ledger = Ledger(self)
         self._waits = Waits(self)
+        self._spending = Spending(self)
+        self._end = RunEnd(self)
         self._responses = AsyncResponses(self)
         self._stream = Stream(self)
         self._deferred = Deferred(options.throttle_s, options.clock)
@@ -227,7 +216,6 @@ class AsyncRun(AsyncContext):
         self._fence, self._epoch, self._revision = holding.fence, holding.epoch, holding.revision
         self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
         self._progress.stored(holding.revision, holding.body)
-        self._used, self._used_by_children = self.info.usage, {}
         self._stream.begin(is_new=holding.is_new)
         try:
             await self._ledger.read(is_new=holding.is_new)
@@ -235,11 +223,11 @@ class AsyncRun(AsyncContext):
             if not holding.is_new:
                 await self._waits.read()
                 self._ledger.continue_after(self._waits.last_order)
-                self._take_more()
         except BaseException:
             # What the run did before cannot be read here; another process may be able to.
             await start.undo(holding)
             raise
+        self._spending.begin()
         self._has_begun, self._is_suspended = True, False
         self._go_live()
         if not self._options.retries:
@@ -247,12 +235,6 @@ class AsyncRun(AsyncContext):
         previous = self.info.attempts[-2:-1]
         self._tell(CLAIM, trace=self.info.trace, previous=previous[0].outcome if previous else None)
         return self
-
-    def _take_more(self) -> None:
-        """Raise the budget as persons have answered: the record may not have it yet."""
-        for more in self._waits.answers("budget"):
-            if self.info.budget is not None and self.info.budget.asks and more is not None:
-                self.info.budget = self.info.budget.raised(more)
 
     def _enter_outer(self) -> StartOptions:
         """Note in the block of which run this one starts, and return how: it may continue a run that waited there."""
@@ -279,12 +261,13 @@ class AsyncRun(AsyncContext):
 
     async def _park_if_spent(self) -> None:
         """Park a run that has used more than its budget: the process that crossed it died before it did so."""
+        if self.info.budget is None or self.info.budget.asks:
+            return
         try:
-            if self.info.budget is not None and not self.info.budget.asks:
-                self.info.budget.check(self.id, self.info.usage)
+            self._spending.check_own()
         except BudgetSpent as spent:
             try:
-                await self._end_by(spent)
+                await self._end.leave_by(spent)
             finally:
                 self._leave()
             raise
@@ -339,49 +322,15 @@ class AsyncRun(AsyncContext):
                 self._note_again(before)
                 raise
         if usage is not None:
-            try:
-                self._spend(budget.numbers(usage))
-            except BudgetSpent as spent:
-                await self._ask_for_more(spent, self._check_budget, may_wait=not self._ledger.around())
+            await self._spending.spend(budget.numbers(usage))
         return saved
-
-    async def _ask_for_more(
-        self, spent: BudgetSpent, check: Callable[[], None], *, may_wait: bool = True
-    ) -> None:
-        """Ask for a larger budget until a check passes, if the budget says so. Raises BudgetSpent.
-
-        Nothing can wait inside an effect. And a save inside a step must not: the step would be called again, and use
-        the same again. Then the next step asks.
-        """
-        is_spent = True
-        while is_spent:
-            run: AsyncRun | None = self
-            while run is not None and run.id != spent.run:  # the budget of a parent
-                run = run._live_parent()
-            if run is None or run.info.budget is None or not run.info.budget.asks:
-                raise spent
-            if not may_wait or self._waits.is_in_effect():
-                return
-            await run._ask_once(spent, run.info.budget)
-            try:
-                check()
-                is_spent = False
-            except BudgetSpent as again:
-                spent = again
-
-    async def _ask_once(self, spent: BudgetSpent, limits: budget.Budget) -> None:
-        payload = {"limits": limits.limits, "usage": budget.numbers(self.info.usage), "spent": spent.what}
-        more = await self._waits.ask_next("budget", payload, limits.schema)
-        if more is None:
-            raise spent
-        self.info.budget = limits.raised(more)
 
     def _note(
         self, iteration: int | None, phase: str | None, usage: Mapping[str, Any] | None
     ) -> tuple[Any, ...]:
         """Record the progress of the run, and return the progress before. Raises BadArgument, Unencodable."""
         info = self.info
-        before = (info.iteration, info.phase, info.completed_phases, self._used)
+        before = (info.iteration, info.phase, info.completed_phases, self._spending.used)
         added = None if usage is None else self._copied(check_usage(usage))
         budget.check_used(added or {})
         iteration = info.iteration if iteration is None else check_iteration(iteration)
@@ -389,7 +338,7 @@ class AsyncRun(AsyncContext):
             self._enter_phase(phase)
         info.iteration = iteration
         if added is not None:
-            self._set_used(budget.add(self._used, added))
+            self._spending.set_used(budget.add(self._spending.used, added))
         return before
 
     def _copied(self, usage: dict[str, Any]) -> Any:
@@ -406,34 +355,7 @@ class AsyncRun(AsyncContext):
 
     def _note_again(self, before: tuple[Any, ...]) -> None:
         self.info.iteration, self.info.phase, self.info.completed_phases, used = before
-        self._set_used(used)
-
-    def _set_used(self, used: budget.Usage, by_children: budget.Usage | None = None) -> None:
-        with self._usage_lock:  # children may be in other threads
-            if by_children:
-                self._used_by_children = budget.add(self._used_by_children, by_children)
-            self._used = used
-            self.info.usage = budget.add(used, self._used_by_children)
-
-    def _spend(self, used: budget.Usage) -> None:
-        """Count what was used towards the budgets of this run and of its parents. Raises BudgetSpent."""
-        parent = self._live_parent()
-        try:
-            if self.info.budget is not None:
-                self.info.budget.check(self.id, self.info.usage)
-        finally:
-            if parent is not None:
-                parent._set_used(parent._used, used)
-                parent._progress.moved()
-                parent._spend(used)
-
-    def _check_budget(self) -> None:
-        """Raise BudgetSpent if this run or one of its parents has used more than its budget."""
-        if self.info.budget is not None:
-            self.info.budget.check(self.id, self.info.usage)
-        parent = self._live_parent()
-        if parent is not None:
-            parent._check_budget()
+        self._spending.set_used(used)
 
     def _live_parent(self) -> Any:
         return None if self.info.parent is None else self._heart.find(self.info.parent)
@@ -477,7 +399,7 @@ class AsyncRun(AsyncContext):
             draft.fence = self._as_fence()
             body = lease.pack_run(self._engine, self.info)
             draft.entries = (*self._renewals(body), *chunks)
-        saved: CheckpointInfo = await self._kept(self.thread._save(state, draft))
+        saved: CheckpointInfo = await self._or_lose(self.thread._save(state, draft))
         if not draft.is_repeated:
             self._stream.settle(chunks)
         self._progress.stored(self._revision, body)
@@ -682,112 +604,12 @@ class AsyncRun(AsyncContext):
         self._ledger.check_in_time()
         await self._waits.sleep(seconds, until, key)
 
-    async def _suspend(
-        self,
-        waiting: Waiting,
-        entries: Sequence[EntryRecord],
-        questions: Sequence[str] = (),
-        *,
-        is_ready: bool = False,
-    ) -> None:
-        """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first.
-
-        With `is_ready` it can continue at once, in another call of its handler. A caller that is cancelled meanwhile
-        waits for the outcome: the run either waits, or it does not.
-        """
-        status = RELEASED if is_ready else WAITING
-        await self._engine.runtime.shielded(self._suspend_now(status, waiting, entries, questions))
-
-    async def _suspend_now(
-        self, status: str, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str]
-    ) -> None:
-        async with self._mutex:
-            self._check_live()
-            now = moment(self._engine.runtime.now())
-            tried = attempts.end(self.info.attempts, WAITING, now)
-            parked = replace(self.info, status=status, waits=waiting, attempts=tried, step=None)
-            parked.outer = self._link() or self.info.outer
-            body = lease.pack_run(self._engine, parked)
-            await self._flush()
-            told = await self._outer_timers(status, parked)
-            self._is_suspended = True  # before the run is not live any more, for steps of other branches
-            try:
-                await self._store_end(status, body, None, [*entries, *told])
-            except BaseException:
-                self._is_suspended = False
-                raise
-            for name in ("status", "waits", "outer", "attempts", "step", "updated_at"):
-                setattr(self.info, name, getattr(parked, name))
-            self._tell_questions(questions)
-            self._tell(END, usage=self.info.usage)
-        await timers.fire_outer(self._engine, self._key, told)
-
-    async def _outer_timers(self, status: str, info: RunInfo) -> list[EntryRecord]:
-        """Return the timer that tells the run around this one, which waits, that this one does not wait any more."""
-        if info.outer is None or status == WAITING:
-            return []
-        now = await store_now(self._engine)
-        return [outer_timer(self._engine.codec, self.id, info.outer, now, self._epoch)]
-
-    def _link(self) -> Outer | None:
-        """Return the run around this one, which must wait too, and how it learns that this one can continue."""
-        outer = self._outer
-        if outer is None or outer._engine is not self._engine or not (outer._is_live or outer._is_suspended):
-            return None
-        return Outer(outer.info.thread, outer.id, event_name(self.info.thread, self.id, *self._rank))
-
-    def _tell_questions(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._tell(QUESTION, step=name)
-
-    async def _suspend_also(
-        self,
-        waiting: Waiting | None,
-        entries: Sequence[EntryRecord],
-        now: int,
-        questions: Sequence[str] = (),
-    ) -> bool:
-        """Add what another branch waits for to a run that is suspended; None: that branch can continue.
-
-        The run does not belong to this process any more, so the commit expects it as this process left it. If it
-        was answered or claimed since, the branch asks again when the run is resumed. False: it is not suspended.
-        """
-        async with self._mutex:
-            if not self._is_suspended:
-                return False
-            if self.info.status == RELEASED:  # because of another branch: this one asks when it is resumed
-                return True
-            info = self.info
-            if waiting is not None:
-                info = replace(info, waits=waiting if info.waits is None else info.waits.joined(waiting))
-            before = (self._epoch, self._fence, self._revision)
-            run = EntryRecord(
-                RUN, self.id, lease.pack_run(self._engine, info), info.status,
-                epoch=self._epoch, fence=self._fence, revision=self._revision + 1, expect=before,
-            )  # fmt: skip
-            told: list[EntryRecord] = []
-            also: Sequence[EntryRecord] = (run,)
-            if waiting is None:
-                told = await self._outer_timers(RELEASED, info)
-                also = (*self._ticketed(run, info, now), *told)
-            try:
-                await self._engine.commit(Commit(self._key, entries=(*also, *entries)))
-            except EntryHeld as error:
-                if error.kind == RUN:
-                    return True
-                raise
-            self._revision += 1
-            self.info.waits, self.info.status = info.waits, also[0].status
-            self._tell_questions(questions)
-        await timers.fire_outer(self._engine, self._key, told)
-        return True
-
     # Ending
 
     async def complete(self, result: Any = None) -> None:
         """End the run with a result, which is stored. Raises Unencodable or DelayedSaveFailed, and then the run has not ended."""
         self._ledger.check_in_time()
-        await self._end(COMPLETED, result=result)
+        await self._end.complete(result)
 
     async def fail(self, error: BaseException | str) -> None:
         """End the run because of an error. What it saved is kept, and `store.retry` continues from it.
@@ -798,129 +620,17 @@ class AsyncRun(AsyncContext):
         `cancel` and `release` do the same.
         """
         self._ledger.check_in_time()
-        self._waits.failed_by(error)
-        failures = self.info.failures + 1
-        if self.info.backoff_s is None:
-            await self._end(FAILED, error=_text(error), failures=failures)
-        elif failures >= self.info.max_attempts:
-            await self._end(PARKED, error=_text(error), failures=failures)
-        else:
-            now = await store_now(self._engine)
-            due = timers.backoff_due(replace(self.info, failures=failures), now)
-            waits = Waiting("backoff", moment(now), moment(due))
-            rings = timers.timer(due, self.id, timers.OF_RUN, self._epoch, self._fence)
-            await self._end(WAITING, also=(rings,), error=_text(error), failures=failures, waits=waits)
+        await self._end.fail(error)
 
     async def cancel(self) -> None:
         """End the run; nothing recovers it."""
         self._ledger.check_in_time()
-        await self._end(CANCELLED)
+        await self._end.cancel()
 
     async def release(self) -> None:
         """Give the run up, so that another process can recover it at once."""
         self._ledger.check_in_time()
-        await self._end(RELEASED, timeout_s=_ENDING_S)
-
-    async def _end(
-        self,
-        status: str,
-        timeout_s: float | None = None,
-        also: Sequence[EntryRecord] = (),
-        **changes: Any,
-    ) -> None:
-        """Store what was held back, then the end. When that is refused or fails, the run continues as before."""
-        async with self._mutex:
-            self._check_live()
-            now = moment(self._engine.runtime.now())
-            tried = attempts.end(
-                self.info.attempts, FAILED if "error" in changes else status, now, changes.get("error")
-            )
-            changes = {**changes, "attempts": tried, "step": None}
-            ended_at = None if status in (RELEASED, WAITING, PARKED) else now
-            ended = replace(self.info, status=status, ended_at=ended_at, **changes)
-            if status == COMPLETED and ended.phase is not None and ended.phase not in ended.completed_phases:
-                ended.completed_phases = [*ended.completed_phases, ended.phase]
-            body = lease.pack_run(self._engine, ended)  # before anything is written
-            try:
-                await self._flush(timeout_s)
-            except DelayedSaveFailed:
-                if status != COMPLETED:  # those saves are lost, and the run ends anyway
-                    await self._flush(timeout_s)  # what was held back waited for them
-                    await self._finish(ended, body, timeout_s, changes, also)
-                raise
-            await self._finish(ended, body, timeout_s, changes, also)
-
-    async def _finish(
-        self,
-        ended: RunInfo,
-        body: bytes,
-        timeout_s: float | None,
-        changes: Iterable[str],
-        also: Sequence[EntryRecord],
-    ) -> None:
-        told = await self._outer_timers(ended.status, ended)
-        for _ in range(_TRIES):
-            waits = await self._waits.withdrawals(is_over=ended.status not in (RELEASED, WAITING))
-            try:
-                await self._store_end(ended.status, body, timeout_s, [*waits, *also, *told])
-                break
-            except EntryHeld:  # a question of the run was answered in between
-                await self._waits.read()
-        else:
-            raise StoreBusy(
-                f"the questions of run {self.id!r} were answered at each attempt to end it; try again"
-            )
-        for name in ("status", "ended_at", "updated_at", "completed_phases", *changes):
-            setattr(self.info, name, getattr(ended, name))
-        self._tell(END, usage=ended.usage, error=ended.error if "error" in changes else None)
-        if ended.status != RELEASED:  # its process may be about to end: a worker does it then
-            await timers.fire_outer(self._engine, self._key, told)
-
-    async def _store_end(
-        self, status: str, body: bytes, timeout_s: float | None, waits: Sequence[EntryRecord] = ()
-    ) -> None:
-        self._revision += 1
-        ended = EntryRecord(
-            RUN, self.id, body, status, epoch=self._epoch, fence=self._fence, revision=self._revision
-        )
-        entries = [ended, *waits]
-        if status == RELEASED:
-            now = self._engine.runtime.now()
-            entries = [*self._ticketed(ended, self.info, now), *waits]
-        if self._has_place:  # freed, not deleted: another run may hold the thread by now
-            place = LEFT if status in (RELEASED, WAITING) else FREE
-            entries.append(replace(self._lock(None), status=place, lease_s=None))
-        chunks = self._stream.take()
-        commit = Commit(self._key, entries=(*entries, *chunks), timeout_s=timeout_s)
-        self._stop()  # a renewal that came after the end would be refused
-        try:
-            await self._commit_end(status, replace(commit, fence=self._as_fence()) if self._fence else commit)
-            self._stream.settle(chunks)
-        except (LeaseLost, RunEnded):
-            raise
-        except BaseException:
-            self._go_live()  # the caller may try again
-            raise
-
-    def _ticketed(self, run: EntryRecord, info: RunInfo, now: int) -> tuple[EntryRecord, EntryRecord]:
-        return tickets.released(self._engine.codec, run, tickets.Errand.of(info), now)
-
-    async def _commit_end(self, status: str, commit: Commit) -> None:
-        try:
-            await self._engine.commit(commit)
-            return
-        except (LeaseLost, EntryHeld) as error:
-            if error.kind == WAIT:  # answered in between: nothing was stored
-                raise
-            refusal = error
-        # It may be stored already, by an earlier call whose outcome was not known.
-        stored = await lease.find(self._engine, self._key, RUN, self.id)
-        if stored is None or stored.fence != self._fence or stored.status == RUNNING:
-            self._is_live = True
-            raise self._lose(refusal)
-        if stored.status != status:
-            self.info.status = stored.status
-            raise RunEnded(self.id, stored.status)
+        await self._end.release()
 
     def _tell(self, name: str, **details: Any) -> None:
         if self._engine.events.is_on:
@@ -963,7 +673,7 @@ class AsyncRun(AsyncContext):
         if not self._is_live or not self._is_mine():
             return await self._is_outermost() if _is_suspension(error, self.id) else False
         try:
-            await self._end_by(error)
+            await self._end.leave_by(error)
         finally:
             self._leave()
         return False
@@ -973,12 +683,17 @@ class AsyncRun(AsyncContext):
 
         Raises RunSuspended of the outer run, or ChildWaits if that is of another store and cannot wait for this one.
         """
-        outer = self._outer
-        if not self._is_suspended or outer is None or not (outer._is_live or outer._is_suspended):
+        outer = self._waiting_outer()
+        if not self._is_suspended or outer is None:
             return self._is_suspended
         if outer._engine is not self._engine:
             raise ChildWaits(self.id, self.info.waits.names if self.info.waits else (), outer.id) from None
         raise await outer._wait_for(self) from None
+
+    def _waiting_outer(self) -> AsyncRun | None:
+        """Return the run around this one if it must wait for this one: it is live, or waits already."""
+        outer = self._outer
+        return outer if outer is not None and (outer._is_live or outer._is_suspended) else None
 
     async def _wait_for(self, inner: AsyncRun) -> RunSuspended:
         """Suspend this run because a run in its block waits; return what leaves the block of this one."""
@@ -988,37 +703,10 @@ class AsyncRun(AsyncContext):
         except RunSuspended as suspended:
             return suspended
 
-    async def _end_by(self, error: BaseException | None) -> None:
-        """End the run as its block was left."""
-        is_lost = isinstance(error, LeaseLost) and (error.kind, error.key) == (RUN, self.id)
-        if error is None:
-            await self._complete_or_fail()
-        elif not is_lost:
-            try:
-                if (spent := _budget_spent(error)) is not None:
-                    await self._end(PARKED, error=_text(spent))
-                elif isinstance(error, Exception):
-                    await self.fail(error)
-                else:
-                    await self._engine.runtime.shielded(self.release())
-            except RunEnded:
-                pass  # by an earlier call that was cut off
-            except DelayedSaveFailed as lost:  # the run has ended, and a cancelled task is to stay cancelled
-                error.add_note(str(lost))
-
     def _leave(self) -> None:
         """Stop renewing the lease when the end could not be stored: nothing works on the run any more."""
         if self._is_live:
             self._stop()
-
-    async def _complete_or_fail(self) -> None:
-        try:
-            await self.complete(self.info.result)
-        except (CallerError, DelayedSaveFailed) as error:
-            if self._is_live:  # refused, and nothing was written
-                self.info.result = None
-                await self.fail(error)
-            raise
 
     # Writing
 
@@ -1065,7 +753,7 @@ class AsyncRun(AsyncContext):
             epoch=self._lock_epoch, fence=self._fence, revision=self._revision, lease_s=self.info.lease_s,
         )  # fmt: skip
 
-    async def _kept(self, write: Any) -> Any:
+    async def _or_lose(self, write: Any) -> Any:
         """Do a write; a refusal because of the fence ends this run here."""
         try:
             return await write
@@ -1085,9 +773,11 @@ class AsyncRun(AsyncContext):
         return lost
 
     async def _commit(self, commit: Commit) -> Receipt:
-        if not self._fence:
-            return await self._engine.commit(commit)
-        return await self._kept(self._engine.commit(replace(commit, fence=self._as_fence())))  # type: ignore[no-any-return]
+        return await self._or_lose(self._engine.commit(self._fenced(commit)))  # type: ignore[no-any-return]
+
+    def _fenced(self, commit: Commit) -> Commit:
+        """Return a commit that is refused once another process has this run. (The null store gives no fence.)"""
+        return replace(commit, fence=self._as_fence()) if self._fence else commit
 
     def _is_stalled(self) -> bool:
         limit_s = self.info.progress_s
@@ -1148,19 +838,3 @@ def _is_suspension(error: BaseException | None, run: str) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_is_suspension(part, run) for part in error.exceptions)
     return isinstance(error, RunSuspended) and error.run == run
-
-
-def _budget_spent(error: BaseException) -> BudgetSpent | None:
-    """Return the BudgetSpent by which a block was left, also as a part of a group, as task groups raise it."""
-    if isinstance(error, ExceptionGroup):
-        return next(filter(None, map(_budget_spent, error.exceptions)), None)
-    return error if isinstance(error, BudgetSpent) else None
-
-
-def _text(error: BaseException | str) -> str:
-    if isinstance(error, str):
-        return error
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001  # its own text is what fails
-        return type(error).__name__

@@ -125,10 +125,33 @@ class Branches(Protocol):
     def occupied(self, name: str) -> AbstractContextManager[None]: ...
 
 
+class Suspension(Protocol):
+    """How a run is suspended."""
+
+    async def suspend(
+        self,
+        waiting: Waiting,
+        entries: Sequence[EntryRecord],
+        questions: Sequence[str] = (),
+        *,
+        is_ready: bool = False,
+    ) -> None: ...
+    async def suspend_also(
+        self,
+        waiting: Waiting | None,
+        entries: Sequence[EntryRecord],
+        now: int,
+        questions: Sequence[str] = (),
+    ) -> bool: ...
+
+
 class Suspendable(Protocol):
     """The run that waits."""
 
     _waits: Waits
+
+    @property
+    def _end(self) -> Suspension: ...
 
     info: RunInfo
 
@@ -155,21 +178,6 @@ class Suspendable(Protocol):
         ...
 
     async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
-    async def _suspend(
-        self,
-        waiting: Waiting,
-        entries: Sequence[EntryRecord],
-        questions: Sequence[str] = (),
-        *,
-        is_ready: bool = False,
-    ) -> None: ...
-    async def _suspend_also(
-        self,
-        waiting: Waiting | None,
-        entries: Sequence[EntryRecord],
-        now: int,
-        questions: Sequence[str] = (),
-    ) -> bool: ...
 
 
 class Waits:
@@ -412,7 +420,7 @@ class Waits:
                 # 2. The run is suspended by another branch: its record gets this group too.
                 if run._is_suspended:
                     waiting = None if is_met else _waiting([group], entries, now, call.runs)
-                    if await run._suspend_also(waiting, entries, now, self._unanswered(asked)):
+                    if await run._end.suspend_also(waiting, entries, now, self._unanswered(asked)):
                         break
                     continue
                 # 3. All that is needed is there. (An early answer is bound to its question.)
@@ -465,7 +473,7 @@ class Waits:
         waiting = _waiting([*(each.group for each in calls), *groups], list(entries.values()), now, runs)
         questions = dict.fromkeys(name for each in calls for name in self._unanswered(each.asked))
         is_ready = any(each.runs and self._is_met(each) for each in calls)
-        await self._run._suspend(waiting, list(entries.values()), list(questions), is_ready=is_ready)
+        await self._run._end.suspend(waiting, list(entries.values()), list(questions), is_ready=is_ready)
         for each in calls:
             each.is_parked = True
 
