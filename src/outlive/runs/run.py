@@ -105,6 +105,11 @@ class AsyncRun(HeldRun, AsyncContext):
         return f"<{type(self).__name__} {self.id!r} of {self.info.thread!r} {status}>"
 
     @property
+    def id(self) -> str:
+        """The id of the run."""
+        return self.info.id
+
+    @property
     def _branches(self) -> Ledger:
         return self._ledger
 
