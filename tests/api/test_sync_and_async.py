@@ -124,7 +124,18 @@ def test_the_docstrings_are_written_where_an_editor_finds_them(asynchronous, syn
 def test_no_method_of_the_sync_api_has_to_be_awaited(asynchronous, sync):
     assert [name for name, method in public(sync).items() if inspect.iscoroutinefunction(method)] == []
     plain = {name for name, method in public(asynchronous).items() if not inspect.iscoroutinefunction(method)}
-    handles = {"thread", "threads", "history", "run", "runs", "recoverable", "lock", "worker", "workers"}
+    handles = {
+        "thread",
+        "threads",
+        "history",
+        "run",
+        "child",
+        "runs",
+        "recoverable",
+        "lock",
+        "worker",
+        "workers",
+    }
     handles |= {"questions", "follow"}
     # A step is awaited too: its coroutine is returned. The others store nothing.
     assert plain <= handles | {"step", "stop", "drain", "alive"}

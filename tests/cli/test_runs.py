@@ -502,3 +502,14 @@ def test_a_run_is_shown_with_what_it_has_used_of_its_budget(cli, store):
     )
     (item,) = cli("runs", "--all", "--json").items
     assert item["budget"] == {"cost_usd": 2, "tokens": 1000, "steps": 9}
+
+
+def test_a_run_that_waits_for_a_run_inside_it_says_so(cli, store):
+    with store.run("trip", run_id="r-outer") as run, run.child("notes", run_id="r-inner") as child:
+        child.ask("publish?")
+    rows = {row.split()[0]: row for row in cli("runs").out.splitlines()}
+    assert "waits for run r-inner" in rows["r-outer"]
+    assert "waits for 'publish?'" in rows["r-inner"]
+    (item,) = cli("runs", "show", "r-outer", "--json").items
+    assert (item["waits"]["runs"], item["waits"]["names"], item["waits"]["groups"]) == (["r-inner"], [], [])
+    assert [(step["name"], step["kind"]) for step in item["steps"]] == [("r-inner", "run")]

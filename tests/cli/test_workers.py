@@ -288,3 +288,13 @@ def test_limits_are_passed_to_the_worker_and_what_waits_for_it_is_no_problem(cli
 def check_of_runs(cli):
     (finding,) = [item for item in cli("doctor", "--json").items if item["check"] == "runs"]
     return finding
+
+
+def test_handlers_may_be_plain_and_async_functions_in_one_dict(cli, store):
+    with open(cli.folder / "handlers.py", "a") as file:
+        file.write('MIXED = {"planner": plan, "trips": plan_async}\n')
+    for agent in ("planner", "trips"):
+        store.submit(f"trip of {agent}", run_id=agent, agent=agent, prompt={"to": "Lisbon"})
+    done = cli("recover", "--handlers", "handlers:MIXED", "--json")
+    assert done.code == 0, done.err
+    assert [store.find_run(agent).result for agent in ("planner", "trips")] == ["to Lisbon"] * 2

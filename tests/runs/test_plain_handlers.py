@@ -256,5 +256,6 @@ def test_threads_of_plain_handlers_end_with_their_handlers():
     def handler(run):
         run.step("one", time.sleep, 0)
 
+    before = threading.enumerate()  # other tests may have left some
     recover_all("memory:", {"a": handler}, submitting())
-    eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("outlive-")])
+    eventually(lambda: not set(threading.enumerate()).difference(before))

@@ -75,6 +75,13 @@ class _Limited:
 _limited: ContextVar[tuple[_Limited, ...]] = ContextVar("outlive_limited_calls", default=())
 
 
+class Budgeted(Protocol):
+    """What the run of a ledger may use."""
+
+    def check(self) -> None: ...
+    async def ask_for_more(self, spent: BudgetSpent, check: Callable[[], None]) -> None: ...
+
+
 class Writer(Protocol):
     """The run that a ledger belongs to."""
 
@@ -89,9 +96,9 @@ class Writer(Protocol):
     def _engine(self) -> Engine: ...
     @property
     def _rank(self) -> tuple[int, int]: ...
+    @property
+    def _spending(self) -> Budgeted: ...
     def _check_live(self) -> None: ...
-    def _check_budget(self) -> None: ...
-    async def _ask_for_more(self, spent: BudgetSpent, check: Callable[[], None]) -> None: ...
     def _tell(self, name: str, **details: Any) -> None: ...
     async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
 
@@ -221,7 +228,7 @@ class Ledger:
             self._check_budget(place, is_new=known is None)
         except BudgetSpent as spent:
             check = functools.partial(self._check_budget, place, is_new=known is None)
-            await self._run._ask_for_more(spent, check)
+            await self._run._spending.ask_for_more(spent, check)
         if not options.effect:
             check_needs_no_key(place[0], function, args, kwargs)
         call: Callable[[], Any] = functools.partial(function, *args, **kwargs)
@@ -259,7 +266,7 @@ class Ledger:
 
     def _check_budget(self, place: tuple[str, str], *, is_new: bool) -> None:
         """Count a step towards the budget before it is called, as others may begin meanwhile. Raises BudgetSpent."""
-        self._run._check_budget()
+        self._run._spending.check()
         budget = self._run.info.budget
         if not is_new or budget is None:
             return

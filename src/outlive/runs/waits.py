@@ -18,28 +18,25 @@ which it ends is stored first, so that after a crash only the rest of it is slep
 from __future__ import annotations
 
 import datetime as dt
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 from outlive.arguments import check_seconds
-from outlive.backend import EntryRecord, Receipt, ThreadKey
+from outlive.backend import EntryRecord
 from outlive.backend.entries import TIMER, WAIT
 from outlive.errors import (
     AmbiguousStep,
     BadArgument,
     EntryHeld,
     NoEffect,
-    QuestionChanged,
     RunSuspended,
     StoreBusy,
     Unanswered,
 )
-from outlive.runs import timers
-from outlive.runs.answer_schema import check, essence, plain, revive, schema_of
-from outlive.runs.lease import RunInfo
+from outlive.runs.answer_schema import essence, revive, schema_of
+from outlive.runs.known_waits import Around, Asked, Asker, Call, KnownWaits, Order, numbered
 from outlive.runs.store_clock import store_now
 from outlive.runs.wait_entry import (
     ANSWERED,
@@ -54,13 +51,8 @@ from outlive.runs.wait_entry import (
     check_asked_name,
     check_name,
     digest_of,
-    next_rank,
-    put,
-    read_waits,
-    withdrawn,
 )
 from outlive.runs.waiting import MISSING, Group, Mode, Waiting
-from outlive.threads.engine import Engine
 from outlive.values import micros, moment
 
 LIVE_SLEEP_S = 5.0  # a sleep of at most this is slept by the process itself
@@ -68,9 +60,6 @@ _QUIET_S = 0.05  # without a step of another branch, until the run is suspended
 _GRACE_S = 0.01  # for other branches that are about to begin, before the run is suspended
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0  # between looks for answers while other branches work
 _TRIES = 20
-_MAX_REASON = 500  # characters
-
-Around = frozenset[tuple[int, str, str]]  # steps: (id of the ledger, name, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,43 +70,9 @@ class Question:
     schema: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a call waits for."""
-
-    name: str
-    type: str
-    payload: Any
-    schema: Any  # as the caller gave it
-    json_schema: dict[str, Any] | None
-    digest: bytes
-
-
-@dataclass(eq=False, slots=True)
-class _Call:
-    """A call that waits in this process, until it returns or the run is suspended."""
-
-    asked: Sequence[_Asked]
-    group: Group
-    timeout_s: float | None
-    due: int  # 0: by timeout_s
-    steps: Around  # that it is in, of this and other runs: they do nothing but wait
-    asks_again: bool  # what nobody answered, and by which an attempt failed
-    is_parked: bool = False
-
-    @property
-    def runs(self) -> tuple[str, ...]:
-        """The run in the block of this one that it waits for. Such a call never returns: that block must be entered again."""
-        return tuple(each.payload[0] for each in self.asked if each.type == INNER)
-
-    def deadline(self, now: int) -> int:
-        return self.due or (0 if self.timeout_s is None else now + int(self.timeout_s * 1e6))
-
-
-class Branches(Protocol):
+class Branches(Order, Protocol):
     """What the ledger of the run knows of its other branches."""
 
-    def number(self, name: str, key: str) -> int: ...
     def count(self, name: str) -> int: ...
     def effect_key(self) -> str: ...
     def around(self) -> Around: ...
@@ -125,21 +80,34 @@ class Branches(Protocol):
     def occupied(self, name: str) -> AbstractContextManager[None]: ...
 
 
-class Suspendable(Protocol):
+class Suspension(Protocol):
+    """How a run is suspended."""
+
+    async def suspend(
+        self,
+        waiting: Waiting,
+        entries: Sequence[EntryRecord],
+        questions: Sequence[str] = (),
+        *,
+        is_ready: bool = False,
+    ) -> None: ...
+    async def suspend_also(
+        self,
+        waiting: Waiting | None,
+        entries: Sequence[EntryRecord],
+        now: int,
+        questions: Sequence[str] = (),
+    ) -> bool: ...
+
+
+class Suspendable(Asker, Protocol):
     """The run that waits."""
 
     _waits: Waits
 
-    info: RunInfo
+    @property
+    def _end(self) -> Suspension: ...
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def _key(self) -> ThreadKey: ...
-    @property
-    def _engine(self) -> Engine: ...
-    @property
-    def _rank(self) -> tuple[int, int]: ...
     @property
     def _branches(self) -> Branches: ...
     @property
@@ -154,43 +122,15 @@ class Suspendable(Protocol):
         """Return the live runs in the block of this one."""
         ...
 
-    async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
-    async def _suspend(
-        self,
-        waiting: Waiting,
-        entries: Sequence[EntryRecord],
-        questions: Sequence[str] = (),
-        *,
-        is_ready: bool = False,
-    ) -> None: ...
-    async def _suspend_also(
-        self,
-        waiting: Waiting | None,
-        entries: Sequence[EntryRecord],
-        now: int,
-        questions: Sequence[str] = (),
-    ) -> bool: ...
 
-
-class Waits:
+class Waits(KnownWaits):
     """The questions, events and sleeps of one run."""
 
     def __init__(self, run: Suspendable) -> None:
-        self._run = run
-        self._known: dict[str, Wait] = {}
-        self._calls: dict[_Call, None] = {}  # that wait here, of all branches
-        self._missed: list[str] = []  # the run fails because nobody answered these
+        super().__init__(run)
+        self._run: Suspendable = run
+        self._calls: dict[Call, None] = {}  # that wait here, of all branches
         self._sleeps_by_count = 0  # that are under way without a key
-        self._has_asked = False  # while other branches worked: `_known` may not tell
-
-    async def read(self) -> None:
-        """Read what earlier attempts asked, and the answers."""
-        self._known = await read_waits(self._run._engine, self._run._key, self._run.id)
-
-    @property
-    def last_order(self) -> int:
-        """The position of the last wait among the steps of the run."""
-        return max((wait.order for wait in self._known.values()), default=0)
 
     # What the run calls
 
@@ -214,21 +154,13 @@ class Waits:
         After the answer None, no more is asked in this attempt.
         """
         number = 1 + sum(1 for _ in self.answers(name))
-        last = self._known.get(_numbered(name, number - 1))
+        last = self._known.get(numbered(name, number - 1))
         if last is not None and last.value is None and last.attempt == self._run.info.attempt:
             return None
-        wait = self._known.get(_numbered(name, number))
+        wait = self._known.get(numbered(name, number))
         if wait is not None and wait.status == OPEN:
             payload = wait.payload  # as it was when it was first asked
-        return await self.ask(_numbered(name, number), payload, schema, None, MISSING)
-
-    def answers(self, name: str) -> Iterator[Any]:
-        """Iterate over the answers to a series of questions."""
-        for number in itertools.count(1):
-            wait = self._known.get(_numbered(name, number))
-            if wait is None or wait.status != ANSWERED or wait.digest is None:
-                return
-            yield wait.value
+        return await self.ask(numbered(name, number), payload, schema, None, MISSING)
 
     async def wait(self, name: str, timeout_s: float | None, default: Any) -> Any:
         """Return what an event brought."""
@@ -289,13 +221,13 @@ class Waits:
             due = (
                 micros(until) if until is not None else now + int(check_seconds("seconds", seconds, 0) * 1e6)
             )
-        asked = _Asked(name, SLEEP, None, None, None, b"")
+        asked = Asked(name, SLEEP, None, None, None, b"")
         if due - now <= LIVE_SLEEP_S * 1e6:
             await self._sleep_here(asked, due, now)
         else:
             await self._settled([asked], "all", None, None, due)
 
-    async def _sleep_here(self, asked: _Asked, due: int, now: int) -> None:
+    async def _sleep_here(self, asked: Asked, due: int, now: int) -> None:
         wait = self._known.get(asked.name)
         if wait is None or wait.status == WITHDRAWN:
             wait = self._opened(asked, Group((asked.name,)), due, now)
@@ -313,21 +245,12 @@ class Waits:
         If that can continue already, this run is released instead of waiting: its code must enter the block again.
         """
         payload = [run_id, *place]
-        await self._settled([_Asked(event, INNER, payload, None, None, b"")], "all", None, None)
+        await self._settled([Asked(event, INNER, payload, None, None, b"")], "all", None, None)
         raise RunSuspended(self._run.id)
-
-    def runs_inside(self) -> dict[str, tuple[list[Any], bool]]:
-        """Return the runs in the block of this one that it has waited for: where each began, and whether in this attempt."""
-        waits = sorted(self._known.values(), key=lambda wait: wait.order)
-        return {
-            wait.inner_run: (wait.payload[1:], wait.attempt == self._run.info.attempt)
-            for wait in waits
-            if wait.inner_run is not None
-        }
 
     # Checks
 
-    def _questions(self, questions: object) -> list[_Asked]:
+    def _questions(self, questions: object) -> list[Asked]:
         if not isinstance(questions, Mapping) or not questions:
             raise BadArgument(
                 f"questions must be a dict of name → payload or outlive.Question, not {questions!r:.100}"
@@ -339,20 +262,20 @@ class Waits:
             for name, given in questions.items()
         ]
 
-    def _asked(self, name: str, type: str, payload: Any, schema: Any) -> _Asked:
+    def _asked(self, name: str, type: str, payload: Any, schema: Any) -> Asked:
         check_asked_name(name)
         json_schema = schema_of(schema)
         digest = digest_of(self._run._engine.codec, name, type, payload, essence(json_schema))
-        return _Asked(name, type, payload, schema, json_schema, digest)
+        return Asked(name, type, payload, schema, json_schema, digest)
 
-    def _value(self, asked: _Asked, wait: Wait, default: Any) -> Any:
+    def _value(self, asked: Asked, wait: Wait, default: Any) -> Any:
         if wait.status == ANSWERED:
             return revive(asked.schema, wait.value)
         if default is MISSING:
             raise Unanswered(self._run.id, [asked.name])
         return default
 
-    def _check_no_effect(self, asked: Sequence[_Asked]) -> None:
+    def _check_no_effect(self, asked: Sequence[Asked]) -> None:
         """Raise BadArgument inside an effect: a wait there would be taken for a crash in its middle."""
         if not self.is_in_effect():
             return
@@ -369,31 +292,23 @@ class Waits:
             return self._run._outer is not None and self._run._outer._waits.is_in_effect()
         return True
 
-    def _check_same(self, asked: Sequence[_Asked]) -> None:
-        for each in asked:
-            known = self._known.get(each.name)
-            if known is None or known.digest is None or known.status == WITHDRAWN:
-                continue
-            if known.digest != each.digest:
-                raise QuestionChanged(self._run.id, each.name)
-
     # Waiting
 
     async def _settled(
-        self, asked: Sequence[_Asked], mode: Mode, timeout_s: float | None, default: Any, due: int = 0
+        self, asked: Sequence[Asked], mode: Mode, timeout_s: float | None, default: Any, due: int = 0
     ) -> dict[str, Wait]:
         """Return what is waited for once it is settled; until then suspend the run."""
         timeout_s = None if timeout_s is None else check_seconds("timeout_s", timeout_s)
         self._check_no_effect(asked)
         group = Group(tuple(each.name for each in asked), mode)
-        call = _Call(asked, group, timeout_s, due, self._run._branches.around(), default is MISSING)
+        call = Call(asked, group, timeout_s, due, self._run._branches.around(), default is MISSING)
         self._calls[call] = None
         try:
             return await self._settle(call)
         finally:
             del self._calls[call]
 
-    async def _settle(self, call: _Call) -> dict[str, Wait]:
+    async def _settle(self, call: Call) -> dict[str, Wait]:
         run, asked, group = self._run, call.asked, call.group
         is_quiet = False
         for _ in range(_TRIES):
@@ -412,7 +327,7 @@ class Waits:
                 # 2. The run is suspended by another branch: its record gets this group too.
                 if run._is_suspended:
                     waiting = None if is_met else _waiting([group], entries, now, call.runs)
-                    if await run._suspend_also(waiting, entries, now, self._unanswered(asked)):
+                    if await run._end.suspend_also(waiting, entries, now, self._unanswered(asked)):
                         break
                     continue
                 # 3. All that is needed is there. (An early answer is bound to its question.)
@@ -444,13 +359,7 @@ class Waits:
             raise StoreBusy(f"the questions of run {run.id!r} were changed at each attempt to ask; try again")
         raise RunSuspended(run.id, () if call.runs else group.names)
 
-    def _ask_again(self, call: _Call) -> None:
-        """Open what an earlier attempt failed by, unless there is a default now."""
-        for name in call.group.names if call.asks_again else ():
-            if (wait := self._known.get(name)) is not None and wait.asks_again and wait.status == EXPIRED:
-                self._known[name] = replace(withdrawn(wait), asks_again=False)
-
-    async def _park(self, call: _Call, now: int) -> None:
+    async def _park(self, call: Call, now: int) -> None:
         """Suspend the run for this call, for those of other branches, and for what was asked before."""
         calls = [call, *(other for other in tuple(self._calls) if other is not call)]
         entries = {(entry.kind, entry.key): entry for each in calls for entry in self._entries(each, now)}
@@ -465,41 +374,11 @@ class Waits:
         waiting = _waiting([*(each.group for each in calls), *groups], list(entries.values()), now, runs)
         questions = dict.fromkeys(name for each in calls for name in self._unanswered(each.asked))
         is_ready = any(each.runs and self._is_met(each) for each in calls)
-        await self._run._suspend(waiting, list(entries.values()), list(questions), is_ready=is_ready)
+        await self._run._end.suspend(waiting, list(entries.values()), list(questions), is_ready=is_ready)
         for each in calls:
             each.is_parked = True
 
-    def _is_met(self, call: _Call) -> bool:
-        answered = [each.name for each in call.asked if self._has_answer(each)]
-        expired = [each.name for each in call.asked if self._status(each.name) == EXPIRED]
-        return call.group.is_met(answered, expired)
-
-    def _status(self, name: str) -> str | None:
-        known = self._known.get(name)
-        return None if known is None else known.status
-
-    def _has_answer(self, asked: _Asked) -> bool:
-        """Tell whether there is an answer that fits."""
-        known = self._known.get(asked.name)
-        return known is not None and known.status == ANSWERED and _refusal(asked, known) is None
-
-    async def _expire(self, group: Group) -> None:
-        """Settle what is due, as a timer would: nobody may have fired it yet."""
-        run = self._run
-        due = [self._known[name] for name in group.names if self._status(name) == OPEN]
-        due = [wait for wait in due if wait.due_at]
-        if not due:
-            return
-        now = await store_now(run._engine)
-        is_changed = False
-        for wait in due:
-            if wait.due_at <= now:
-                await timers.fire_at(run._engine, run._key, wait.due_at, run.id, wait.name)
-                is_changed = True
-        if is_changed:
-            await self.read()
-
-    async def _others(self, call: _Call) -> bool:
+    async def _others(self, call: Call) -> bool:
         """Return True when other branches have been quiet for a moment, False when this one may continue."""
         runtime, run = self._run._engine.runtime, self._run
         look_s, unseen_s, quiet_s = _FIRST_LOOK_S, 0.0, 0.0
@@ -517,7 +396,7 @@ class Waits:
         await self.read()
         return True
 
-    def _is_due(self, call: _Call) -> bool:
+    def _is_due(self, call: Call) -> bool:
         """Tell whether a deadline of a call has passed, by the clock of this process."""
         now = self._run._engine.runtime.now()
         return any(
@@ -526,12 +405,12 @@ class Waits:
             if (wait := self._known.get(name)) is not None and wait.status == OPEN
         )
 
-    async def _is_busy(self, call: _Call, grace_s: float) -> bool:
+    async def _is_busy(self, call: Call, grace_s: float) -> bool:
         """Tell whether other branches are at work, or begin in a moment."""
         await self._run._engine.runtime.sleep(grace_s)
         return self._is_busy_now(call)
 
-    def _is_busy_now(self, call: _Call) -> bool:
+    def _is_busy_now(self, call: Call) -> bool:
         """Tell whether another branch is in a step that does not itself wait, or has what it waits for."""
         calls = tuple(self._calls)
         return self._has_steps() or any(
@@ -545,155 +424,6 @@ class Waits:
         return self._run._branches.is_busy_outside(waiting) or any(
             waits._has_steps(waiting) for waits in inside
         )
-
-    def _others_waiting(self, calls: Sequence[_Call], now: int) -> tuple[list[Group], list[EntryRecord]]:
-        """Return what else the run waits for: branches that asked in an earlier attempt.
-
-        They may not have come to ask again yet. An answer to them must wake the run all the same.
-        """
-        names = {name for call in calls for name in call.group.names}
-        runs = {id for call in calls for id in call.runs}
-        waits = [
-            wait
-            for wait in self._known.values()
-            if wait.status == OPEN
-            and wait.name not in names
-            and (wait.type != SLEEP or wait.due_at > now)
-            and wait.inner_run not in runs
-        ]
-        groups = dict.fromkeys(Group(wait.group, wait.mode) for wait in waits)
-        return list(groups), [entry for wait in waits for entry in self._asking(wait)]
-
-    def _unanswered(self, asked: Sequence[_Asked]) -> list[str]:
-        """Return the names of the questions and events that the run waits for from now on."""
-        return [each.name for each in asked if each.type in (QUESTION, EVENT) and not self._has_answer(each)]
-
-    # Entries
-
-    def _entries(self, call: _Call, now: int) -> list[EntryRecord]:
-        """Return the entries that ask: each open wait, new or again, with its timer."""
-        entries: list[EntryRecord] = []
-        group, due = call.group, call.deadline(now)
-        for each in call.asked:
-            known = self._known.get(each.name)
-            if known is not None and (known.status == EXPIRED or self._has_answer(each)):
-                continue
-            is_open = known is not None and known.status == OPEN
-            wait = known if is_open and known is not None else self._opened(each, group, due, now)
-            entries += self._asking(replace(wait, group=group.names, mode=group.mode))
-        return entries + self._withdrawals(self._former_waits(call))
-
-    def _former_waits(self, call: _Call) -> list[Wait]:
-        """Return open waits for the same run, which has continued since and waits again."""
-        return [
-            wait
-            for wait in self._known.values()
-            if wait.status == OPEN and wait.inner_run in call.runs and wait.name not in call.group.names
-        ]
-
-    def _asking(self, wait: Wait) -> list[EntryRecord]:
-        """Return the entries of an open wait: its own, and its timer."""
-        entry, (epoch, fence) = self._entry(wait), self._run._rank
-        rings = [timers.timer(wait.due_at, self._run.id, wait.name, epoch, fence)] if wait.due_at else []
-        return [entry, *rings]
-
-    def _opened(self, asked: _Asked, group: Group, due: int, now: int) -> Wait:
-        run, known = self._run, self._known.get(asked.name)
-        refused = None
-        if known is not None and known.status == ANSWERED:  # it is asked again, until the same deadline
-            due, refused = known.due_at or due, _refusal(asked, known)
-        return Wait(
-            asked.name,
-            asked.type,
-            OPEN,
-            asked.payload,
-            asked.json_schema,
-            asked.digest,
-            agent=run.info.agent,
-            asked_at=now,
-            due_at=due,
-            attempt=run.info.attempt,
-            order=run._branches.number(asked.name, f"?{asked.type}"),
-            group=group.names,
-            mode=group.mode,
-            refused=refused,
-            entry=None if known is None else known.entry,
-        )
-
-    def _entry(self, wait: Wait) -> EntryRecord:
-        rank = next_rank(wait, *self._run._rank)
-        return put(self._run._engine.codec, self._run.id, wait, rank)
-
-    async def _bind(self, asked: Sequence[_Asked], group: Group) -> None:
-        """Note what an answer that came early has answered: it answers nothing else."""
-        entries: list[EntryRecord] = []
-        for each in asked:
-            known = self._known.get(each.name)
-            if known is None or known.status != ANSWERED or known.digest is not None:
-                continue
-            bound = replace(
-                self._opened(each, group, 0, known.answered_at), status=ANSWERED, value=known.value, by=known.by,
-                answered_at=known.answered_at, token=known.token,
-            )  # fmt: skip
-            if each.json_schema is not None:
-                bound = replace(bound, value=plain(known.value))
-            entry = self._entry(bound)
-            entries.append(entry)
-            self._known[each.name] = replace(bound, entry=replace(entry, expect=None))
-        if entries:
-            await self._run._write_entries(*entries)
-
-    async def _withdraw(self, waits: Sequence[Wait]) -> None:
-        if not waits:
-            return
-        try:
-            await self._run._write_entries(*self._withdrawals(waits))
-        except EntryHeld as error:
-            if error.kind != WAIT:
-                raise
-        await self.read()  # an answer that came too late for `ask_any` stays
-
-    def failed_by(self, error: BaseException | str) -> None:
-        """Note why the run fails: what nobody answered is asked again by the next attempt."""
-        if isinstance(error, BaseExceptionGroup):
-            for part in error.exceptions:
-                self.failed_by(part)
-        elif isinstance(error, Unanswered) and error.run == self._run.id:
-            self._missed += error.names
-
-    async def withdrawals(self, *, is_over: bool) -> list[EntryRecord]:
-        """Return the entries for the commit that ends the run or its attempt.
-
-        With the run its open questions are withdrawn. Those by which it failed are asked again if it is retried.
-        """
-        if is_over and self._has_asked:
-            await self.read()
-        known = self._known.values()
-        missed = [wait for wait in known if wait.status == EXPIRED and wait.name in self._missed]
-        again = [self._entry(replace(wait, asks_again=True)) for wait in missed]
-        return again + self._withdrawals([wait for wait in known if is_over and wait.status == OPEN])
-
-    def _withdrawals(self, waits: Sequence[Wait]) -> list[EntryRecord]:
-        entries = [self._entry(withdrawn(wait)) for wait in waits]
-        gone = [timers.timer_removed(wait.due_at, self._run.id, wait.name) for wait in waits if wait.due_at]
-        return [*entries, *gone]
-
-
-def _refusal(asked: _Asked, wait: Wait) -> str | None:
-    """Return why an answer does not fit: it came before its schema was known, or the type of the agent refuses it."""
-    try:
-        value = wait.value
-        if wait.digest is None and asked.json_schema is not None:
-            value = plain(value)
-            check(asked.json_schema, value)
-        revive(asked.schema, value)
-    except Exception as error:  # noqa: BLE001  # the type decides what it raises
-        return f"{type(error).__name__}: {error}"[:_MAX_REASON]
-    return None
-
-
-def _numbered(name: str, number: int) -> str:
-    return name if number == 1 else f"{name}#{number}"
 
 
 def _waiting(
