@@ -45,11 +45,17 @@ class PostgresReservation:
         self._pool = pool
         self._sql = sql
         self._connection: Connection | None = None
+        self._is_over = False
 
     async def entries(
         self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
-        if query.thread is not None or query.statuses is not None or query.lapsed is not None:
+        if (
+            self._is_over
+            or query.thread is not None
+            or query.statuses is not None
+            or query.lapsed is not None
+        ):
             return await self._backend.entries(query, timeout_s=timeout_s)
         deadline = Deadline(_LONGEST_S if timeout_s is None else timeout_s)
         try:
@@ -95,16 +101,18 @@ class PostgresReservation:
 
     async def release(self) -> None:
         """Give the connection back, without a transaction."""
-        connection, self._connection = self._connection, None
-        if connection is None:
+        if self._is_over:
             return
+        connection, self._connection, self._is_over = self._connection, None, True
         try:
-            if connection.is_in_transaction:
+            if connection is not None and connection.is_in_transaction:
                 await connection.run("rollback", Deadline(_LONGEST_S))
         except (AttemptFailed, StoreError):
             pass  # the server rolls it back when the connection ends
         finally:
-            self._pool.give_back(connection)
+            if connection is not None:
+                self._pool.give_back(connection)
+            self._pool.end_reservation()
 
 
 def _parameters(query: EntryQuery) -> list[Parameter]:
