@@ -17,7 +17,8 @@ import psycopg
 import pytest
 
 import outlive
-from outlive.backend import ABSENT, NEXT, Commit, EntryRecord, Removal, ThreadKey
+from outlive.backend import ABSENT, NEXT, Commit, EntryQuery, EntryRecord, Removal, ThreadKey
+from outlive.backend.entries import READY
 from outlive.errors import BadURL, Corrupt, NewerFormat, StoreBusy, StoreError, StoreUnavailable
 from outlive.runtime.runtime import Deadline, run_now
 from outlive.testing.patience import PATIENCE_S, eventually
@@ -639,6 +640,88 @@ def test_many_commits_are_one_transaction_and_refused_one_by_one(postgres_store)
         assert [type(one).__name__ for one in run_now(backend.commit_all(again))] == ["EntryHeld"] * 20 + [
             "Receipt"
         ] * 40
+
+
+def claims(thread):
+    return Commit(ThreadKey.of("", thread), entries=(EntryRecord("run", "r", b"x", "running", fence=NEXT),))
+
+
+def test_entries_that_are_committed_at_the_same_moment_share_transactions(postgres_store):
+    with outlive.open(postgres_store) as store, ThreadPoolExecutor(8) as pool:
+        backend = store._store._engine.backend
+        before = commits_of(postgres_store)
+        done = list(pool.map(lambda n: run_now(backend.commit_all([claims(f"t{n % 40}")])), range(200)))
+        assert all(result.entries[0].fence for (result,) in done)
+        assert commits_of(postgres_store) - before < 200
+        assert store.verify().problems == ()
+
+
+def test_entries_of_tasks_share_transactions_and_a_cancelled_one_takes_none_along(postgres_store):
+    async def main():
+        async with outlive.open_async(postgres_store) as store:
+            backend = store._engine.backend
+            tasks = [asyncio.create_task(backend.commit_all([claims(f"t{n}")])) for n in range(60)]
+            await asyncio.sleep(0)
+            for task in tasks[::7]:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(result, asyncio.CancelledError) for result in results[::7])
+            stored = [result[0] for n, result in enumerate(results) if n % 7]
+            assert {result.entries[0].fence for result in stored} == {1}
+
+    before = commits_of(postgres_store)
+    asyncio.run(main())
+    assert commits_of(postgres_store) - before < 60
+    with outlive.open(postgres_store) as store:
+        assert store.verify().problems == ()
+
+
+def test_a_held_thread_does_not_hold_up_the_entries_of_others(postgres_store):
+    with outlive.open(postgres_store, pool_size=4) as store, ThreadPoolExecutor(4) as pool:
+        backend = store._store._engine.backend
+
+        def commit(thread, timeout_s=PATIENCE_S):
+            claim = claims(thread)
+            claim.timeout_s = timeout_s
+            return run_now(backend.commit_all([claim]))[0]
+
+        commit("held")
+        with psycopg.connect(postgres_store) as other:
+            other.execute("select from outlive.thread where id = 'held' for update")
+            held = pool.submit(commit, "held", 3)
+            for n in range(20):
+                assert pool.submit(commit, f"free {n}").result(PATIENCE_S).entries[0].fence == 1
+            assert isinstance(held.result(PATIENCE_S), StoreBusy)
+        assert commit("held").entries[0].fence == 2
+
+
+def test_two_workers_that_look_at_the_same_moment_see_different_tickets(postgres_store):
+    query = EntryQuery("", READY, limit=2)
+    with outlive.open(postgres_store) as one, outlive.open(postgres_store) as two:
+        for n in range(5):
+            one.submit(f"t{n}", run_id=f"r{n}", agent="a")
+        first, second = (run_now(store._store._engine.backend.reserve()) for store in (one, two))
+        pages = [run_now(each.entries(query)) for each in (first, second)]
+        assert [thread.id for page in pages for thread, _ in page] == ["t0", "t1", "t2", "t3"]
+        run_now(first.release())
+        third = run_now(one._store._engine.backend.reserve())
+        assert [thread.id for thread, _ in run_now(third.entries(query))] == ["t0", "t1"]
+        for each in (second, third):
+            run_now(each.release())
+
+
+def test_a_worker_with_one_connection_works(postgres_store):
+    with outlive.open(postgres_store, pool_size=1) as store:
+        with store.run("t0"):
+            pass
+        for n in range(3):
+            store.submit(f"t{n}", agent="a")
+        worker = store.worker({"a": lambda run: None})
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        eventually(lambda: all(run.is_finished for run in store.runs()))
+        worker.stop()
+        thread.join(PATIENCE_S)
 
 
 def commits_of(url):

@@ -44,7 +44,7 @@ from outlive.threads.engine import Engine
 
 _LONGEST_S = 60.0  # between looks while the store cannot be reached
 _FULL_S = 0.25  # between looks while an agent has no free slot
-_GATHER_S = 0.005  # that a worker waits for more free hands while most are busy: one claim serves them all
+_GATHER_S = 0.003  # that a busy worker waits for more free hands and runs, to claim them together
 _TIMERS_S = 0.1  # from a wake to a look at the timers
 _WATCH_S = 0.25  # the longest wait of a watch: so long may `run()` take to return
 _GIVE_BACK_S = 5.0  # for tasks that were cancelled to end
@@ -188,8 +188,14 @@ class AsyncWorker:
             except StoreError:
                 self._failures += 1
             await self._bell.wait(self._pause_s())
-            if self._options.concurrency > 2 * (self._options.concurrency - self.busy) > 0:
-                await self._engine.runtime.sleep(_GATHER_S)
+            await self._gather()
+
+    async def _gather(self) -> None:
+        """Wait while hands become free, but for those of long runs: one claim serves them all."""
+        busy = self._options.concurrency
+        while 0 < self.busy < busy:
+            busy = self.busy
+            await self._engine.runtime.sleep(_GATHER_S)
 
     async def _look(self) -> None:
         """Hand out what there is to do, as far as hands are free."""

@@ -31,10 +31,12 @@ from outlive.backend import (
     Page,
     ReadResult,
     Receipt,
+    Reservation,
     ThreadKey,
     ThreadQuery,
     ThreadRecord,
     Totals,
+    Unreserved,
     WriteRecord,
     outcome_unknown,
     shortest_timeout,
@@ -539,7 +541,9 @@ class PostgresBackend:
             "lease_clock_us": to_number(now),
         }
 
-    async def reserve(self) -> PostgresReservation:
+    async def reserve(self) -> Reservation:
+        if not self._pool.begin_reservation():
+            return Unreserved(self)
         return PostgresReservation(self, self._pool, self._sql)
 
     async def watch(self, tenant: str) -> PostgresWatch:

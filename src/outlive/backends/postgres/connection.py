@@ -34,7 +34,7 @@ from outlive.runtime.runtime import Deadline
 
 T = TypeVar("T")
 Parameter = bytes | None
-_IDLE_MS = 20_000  # between two statements of a transaction; longer means that its client is gone
+IDLE_MS = 20_000  # between two statements of a transaction; longer means that its client is gone
 _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
@@ -105,15 +105,30 @@ class Connection:
     ) -> pq.abc.PGresult:
         """Do one statement and return its rows, in binary."""
         await self.prepare(statement, deadline)
+        return (await self._ask(lambda: self._send(statement, parameters), deadline))[-1]
+
+    def _send(self, statement: str, parameters: Sequence[Parameter]) -> None:
         formats = [1] * len(parameters)
         if (name := self._names.get(statement)) is not None:
-            return await self._ask(
-                lambda: self._connection.send_query_prepared(name, parameters, formats, 1), deadline
-            )
-        return await self._ask(
-            lambda: self._connection.send_query_params(statement.encode(), parameters, None, formats, 1),
-            deadline,
-        )
+            self._connection.send_query_prepared(name, parameters, formats, 1)
+        else:
+            self._connection.send_query_params(statement.encode(), parameters, None, formats, 1)
+
+    async def exchange(
+        self, *calls: tuple[str, Sequence[Parameter]], deadline: Deadline
+    ) -> list[pq.abc.PGresult]:
+        """Do several statements in one round trip, up to the first that fails; return their rows."""
+        for statement, parameters in calls:
+            if parameters:
+                await self.prepare(statement, deadline)
+
+        def send() -> None:
+            self._connection.enter_pipeline_mode()
+            for statement, parameters in calls:
+                self._send(statement, parameters)
+            self._connection.pipeline_sync()
+
+        return await self._ask(send, deadline, calls=len(calls))
 
     async def notified(self, deadline: Deadline) -> bool:
         """Wait for a notification; return False when the time is over."""
@@ -129,15 +144,11 @@ class Connection:
             if is_notified or not await self._wait(self._connection.socket, READ, deadline):
                 return is_notified
 
-    async def begin(self, deadline: Deadline) -> None:
-        """Begin a transaction, which the server ends if its client is gone."""
-        limits = f"set local lock_timeout = {lock_ms(deadline)}; set local idle_in_transaction_session_timeout = {_IDLE_MS}"
-        await self.run(f"begin; {limits}", deadline)
-
     @contextlib.asynccontextmanager
     async def transaction(self, deadline: Deadline) -> AsyncIterator[None]:
-        """Do what is inside in one transaction."""
-        await self.begin(deadline)
+        """Do what is inside in one transaction, which the server ends if its client is gone."""
+        limits = f"set local lock_timeout = {lock_ms(deadline)}; set local idle_in_transaction_session_timeout = {IDLE_MS}"
+        await self.run(f"begin; {limits}", deadline)
         try:
             yield
         except BaseException:
@@ -150,10 +161,22 @@ class Connection:
         """Do a text of several statements."""
         await self._ask(lambda: self._connection.send_query(script.encode()), deadline)
 
-    async def _ask(self, send: Callable[[], None], deadline: Deadline) -> pq.abc.PGresult:
+    def _answers(self, calls: int) -> Generator[Any, Any, list[pq.abc.PGresult]]:
+        """Receive the answers to statements that were sent together, and to the end of that."""
+        yield from generators.send(self._connection)
+        results: list[pq.abc.PGresult] = []
+        for _ in range(calls + 1):
+            results += yield from generators.fetch_many(self._connection)
+        self._connection.exit_pipeline_mode()
+        return results[:calls]
+
+    async def _ask(
+        self, send: Callable[[], None], deadline: Deadline, calls: int | None = None
+    ) -> list[pq.abc.PGresult]:
         try:
             send()
-            results: list[pq.abc.PGresult] = await self._drive(generators.execute(self._connection), deadline)
+            steps = generators.execute(self._connection) if calls is None else self._answers(calls)
+            results: list[pq.abc.PGresult] = await self._drive(steps, deadline)
         except OperationalError as error:
             self._is_broken = True
             raise AttemptFailed(_first_line(str(error)), sent=True) from None
@@ -168,7 +191,7 @@ class Connection:
                 refused = refusal(result)
                 self._is_broken = self._is_broken or (isinstance(refused, AttemptFailed) and refused.is_over)
                 raise refused
-        return results[-1]
+        return results
 
     async def _drive(self, steps: Generator[Any, Any, T], deadline: Deadline) -> T:
         """Run a psycopg generator to its end, waiting where it asks to."""

@@ -19,7 +19,8 @@ from outlive.backends.postgres.rows import Cells
 from outlive.runtime.fork import reset_in_child
 
 _TURN_S = 0.5  # the longest wait for the call before
-_GATHER_S = 0.001  # that a call waits for others, if the one before had several commits
+_GATHER_S = 0.001  # that a call waits while others arrive, if those before had several commits
+_ENOUGH = 32  # commits that do not wait for more
 MOST = 250  # commits in one call
 _QUEUED, _LEADS, _SENT, _SETTLED = range(4)  # _LEADS: queued, and about to send
 
@@ -61,7 +62,7 @@ class Groups:
     def begin(self) -> None:
         """Start with nothing waiting."""
         self._queue: collections.deque[Member] = collections.deque()
-        self._last = 1  # how many commits the last call had
+        self._usual = 1  # how many commits the last calls had
 
     def after_fork_in_child(self) -> None:
         """Forget what waits: that is for the threads of the parent."""
@@ -81,7 +82,7 @@ class Groups:
                 break
             member.state = _SENT
             group[digest] = member
-        self._last = len(group)
+        self._usual = max(len(group), self._usual // 2)
         return [group[digest] for digest in sorted(group)]
 
     def _waiting(self) -> Iterator[Member]:
@@ -128,8 +129,7 @@ class BlockingGroups(Groups):
     async def _lead(self, send: Send) -> None:
         group: Sequence[Member] = ()
         try:
-            if self._last > 1:
-                time.sleep(_GATHER_S)  # the sync side blocks
+            self._gather()
             group = self._next()
             await send(group)
         finally:
@@ -141,6 +141,13 @@ class BlockingGroups(Groups):
                     self._is_sending = False
             for member in group:
                 member.wake.release()
+
+    def _gather(self) -> None:
+        """Wait while others arrive, if there were several lately."""
+        before = 0
+        while self._usual > 1 and before < len(self._queue) < _ENOUGH:
+            before = len(self._queue)
+            time.sleep(_GATHER_S)
 
 
 class SuspendingGroups(Groups):
@@ -171,7 +178,7 @@ class SuspendingGroups(Groups):
         group: Sequence[Member] = ()
         try:
             while self._queue:
-                await asyncio.sleep(_GATHER_S if self._last > 1 else 0)
+                await asyncio.sleep(_GATHER_S if self._usual > 1 else 0)
                 group = self._next()
                 await send(group)
                 for member in group:

@@ -35,6 +35,7 @@ class Pool:
     def begin(self) -> None:
         """Start without any connection."""
         self._idle: list[Connection] = []
+        self._reservation = threading.Lock()
 
     def after_fork_in_child(self) -> None:
         """Forget the connections of the parent without sending anything on them, not even a goodbye."""
@@ -66,6 +67,13 @@ class Pool:
         if self._closed:
             raise StoreClosed
         return await self._connect(deadline)
+
+    def begin_reservation(self) -> bool:
+        """Tell whether a caller may keep a connection while it makes other calls: one at a time, and not the only one."""
+        return self._size > 1 and self._reservation.acquire(blocking=False)
+
+    def end_reservation(self) -> None:
+        self._reservation.release()
 
     def give_back(self, connection: Connection) -> None:
         if connection.is_usable and not self._closed:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
+from psycopg import pq
+
 from outlive.backend import Commit, EntryQuery, EntryRecord, Receipt, ThreadKey, shortest_timeout
-from outlive.backends.postgres.connection import Connection, Parameter
+from outlive.backends.postgres.connection import IDLE_MS, Connection, Parameter
 from outlive.backends.postgres.pool import Pool
 from outlive.backends.postgres.rows import digest, number, rows, span, text, to_entry, to_text
 from outlive.backends.postgres.save import is_light, put_parameters, put_receipt
@@ -20,6 +22,8 @@ from outlive.backends.server.attempts import AttemptFailed
 from outlive.errors import DamagedEntry, OutliveError, StoreError
 from outlive.runtime.runtime import Deadline
 
+_BEGIN, _COMMIT = ("begin", ()), ("commit", ())
+_LIMIT = ("select set_config('idle_in_transaction_session_timeout', $1, true)", (b"%d" % IDLE_MS,))
 _LONGEST_S = 5.0  # for one statement; then it continues without a reservation
 
 
@@ -41,25 +45,33 @@ class PostgresReservation:
         self._pool = pool
         self._sql = sql
         self._connection: Connection | None = None
+        self._is_over = False
 
     async def entries(
         self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
-        if query.thread is not None or query.statuses is not None or query.lapsed is not None:
+        if (
+            self._is_over
+            or query.thread is not None
+            or query.statuses is not None
+            or query.lapsed is not None
+        ):
             return await self._backend.entries(query, timeout_s=timeout_s)
         deadline = Deadline(_LONGEST_S if timeout_s is None else timeout_s)
         try:
-            connection = self._connection or await self._begin(deadline)
-            answer = await connection.query(self._sql.reserve, _parameters(query), deadline)
+            answer = await self._list(query, deadline)
         except (AttemptFailed, StoreError):
             await self.release()
             return await self._backend.entries(query, timeout_s=timeout_s)
         return [_entry(query, *cells) for cells in rows(answer)]
 
-    async def _begin(self, deadline: Deadline) -> Connection:
-        self._connection = connection = await self._pool.take(deadline)
-        await connection.begin(deadline)
-        return connection
+    async def _list(self, query: EntryQuery, deadline: Deadline) -> pq.abc.PGresult:
+        listing = self._sql.reserve, _parameters(query)
+        if self._connection is not None:
+            return await self._connection.query(*listing, deadline)
+        self._connection = await self._pool.take(deadline)
+        answers = await self._connection.exchange(_BEGIN, _LIMIT, listing, deadline=deadline)
+        return answers[-1]
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         order = sorted(range(len(commits)), key=lambda place: commits[place].thread.digest)
@@ -73,8 +85,8 @@ class PostgresReservation:
         deadline = Deadline(_LONGEST_S if timeout_s is None else min(_LONGEST_S, timeout_s / 2))
         values = put_parameters([commits[place] for place in order], [b""] * len(commits), deadline)
         try:
-            answer = list(rows(await self._connection.query(self._sql.put, values, deadline)))
-            await self._connection.run("commit", deadline)
+            puts, _ = await self._connection.exchange((self._sql.put, values), _COMMIT, deadline=deadline)
+            answer = list(rows(puts))
         except (AttemptFailed, StoreError):  # nothing was stored, or the tokens tell what was
             answer = []
         finally:
@@ -89,16 +101,18 @@ class PostgresReservation:
 
     async def release(self) -> None:
         """Give the connection back, without a transaction."""
-        connection, self._connection = self._connection, None
-        if connection is None:
+        if self._is_over:
             return
+        connection, self._connection, self._is_over = self._connection, None, True
         try:
-            if connection.is_in_transaction:
+            if connection is not None and connection.is_in_transaction:
                 await connection.run("rollback", Deadline(_LONGEST_S))
         except (AttemptFailed, StoreError):
             pass  # the server rolls it back when the connection ends
         finally:
-            self._pool.give_back(connection)
+            if connection is not None:
+                self._pool.give_back(connection)
+            self._pool.end_reservation()
 
 
 def _parameters(query: EntryQuery) -> list[Parameter]:

@@ -92,6 +92,11 @@ def blobs(values: Sequence[bytes | None]) -> bytes:
 
 def numbers(values: Sequence[int | None]) -> bytes:
     """Return an array of bigint."""
+    try:  # all at once takes a fifth of the time
+        cells = [cell for value in values for cell in (8, value)]
+        return struct.pack(f">iiIii{'iq' * len(values)}", 1, 1, _BIGINT, len(values), 1, *cells)
+    except struct.error:  # there is a null, or a number that is too great
+        pass
     return _array(_BIGINT, [number(value) for value in values])
 
 

@@ -115,7 +115,8 @@ def parameters(commit: Commit, void: bytes, deadline: Deadline) -> list[Paramete
 def put_parameters(commits: Sequence[Commit], voids: Sequence[bytes], deadline: Deadline) -> list[Parameter]:
     """Return the parameters of put_1, in its order."""
     threads = [commit.thread for commit in commits]
-    tenants = [digest(thread.tenant) for thread in threads]
+    digests = {tenant: digest(tenant) for tenant in {thread.tenant for thread in threads}}
+    tenants = [digests[thread.tenant] for thread in threads]
     fences = [commit.fence for commit in commits]
     waking = {tenant for tenant, commit in zip(tenants, commits, strict=True) if wakes(commit.entries)}
     return [

@@ -58,6 +58,30 @@ class EntryContract(Contract):
         assert await other.ids() == ["x"]
         assert await probe.dump() == before
 
+    async def test_a_reservation_lists_and_commits_and_is_only_a_hint(self, probe: Probe) -> None:
+        other = probe.of("other")
+        for each in (probe, other):
+            await each.commit(entries=(EntryRecord("ready", f"k {each.thread.id}", b"x", fence=NEXT),))
+        query = EntryQuery("", "ready", prefix="k ")
+        for is_refused in (False, True):
+            reservation = await probe.backend.reserve()
+            try:
+                listed = await reservation.entries(query)
+                assert len(listed) == (1 if is_refused else 2)
+                commits = [
+                    Commit(thread, entries=(replace(entry, gone=True, expect=entry.rank),))
+                    for thread, entry in listed[:1]
+                ]
+                if is_refused:  # by a claim that did not see it reserved
+                    await reservation.release()
+                    assert isinstance((await probe.backend.commit_all(commits))[0], Receipt)
+                    commits = [Commit(commits[0].thread, entries=commits[0].entries)]
+                (result,) = await reservation.commit_all(commits)
+                assert isinstance(result, EntryHeld if is_refused else Receipt)
+            finally:
+                await reservation.release()
+        assert await probe.backend.entries(query) == []
+
     async def test_every_kind_of_entry_is_kept(self, probe: Probe) -> None:
         kinds = [kind for kind in KINDS if kind != OUTBOX]  # a pair of stores reads these itself
         await probe.commit(entries=tuple(EntryRecord(kind, "k", kind.encode()) for kind in kinds))

@@ -148,6 +148,51 @@ class WorkerContract(Contract):
         await _work_off(trial, store, _worker(store, {"a": handler, "*": handler}, concurrency=1))
         assert order == ["four", "two", "one", "three", "five"]
 
+    async def test_several_workers_claim_in_the_order_of_submission(self, trial: Trial) -> None:
+        """Three hands begin the first three runs; each that becomes free begins the very next."""
+        stores = [await trial.store() for _ in range(3)]
+        ids = [f"r{number:02}" for number in range(12)]
+        begun: list[str] = []
+        may_end: set[str] = set()
+
+        async def handler(run: Any) -> None:
+            begun.append(run.id)
+            while run.id not in may_end:
+                await trial.sleep(0.01)
+
+        for number, id in enumerate(ids):
+            await stores[0].submit(f"t{number % 7}-{number}", run_id=id, agent="a")
+
+        async def body() -> None:
+            try:
+                for number in range(len(ids)):
+                    expected = ids[: number + 3]
+
+                    async def are_begun(count: int = len(expected)) -> bool:
+                        return len(begun) >= count
+
+                    await _until(trial, are_begun)
+                    assert sorted(begun) == expected
+                    may_end.add(begun[number])
+            finally:
+                may_end.update(ids)
+
+        await _during(trial, [_worker(each, {"a": handler}, concurrency=1) for each in stores], body)
+
+    async def test_a_run_with_a_long_prompt_and_one_in_a_used_thread_are_claimed(self, trial: Trial) -> None:
+        store = await trial.store()
+        prompts: list[Any] = []
+
+        async def handler(run: Any) -> None:
+            prompts.append(run.info.prompt)
+
+        async with store.run("used") as run:
+            await run.complete()
+        await store.submit("used", agent="a", prompt="short")
+        await store.submit("new", agent="a", prompt="long " * 2000)
+        await _work_off(trial, store, _worker(store, {"a": handler}))
+        assert sorted(prompts, key=len) == ["short", "long " * 2000]
+
     async def test_runs_of_one_thread_follow_each_other(self, trial: Trial) -> None:
         stores = [await trial.store() for _ in range(2)]
         log: list[tuple[str, str]] = []
