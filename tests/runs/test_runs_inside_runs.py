@@ -17,6 +17,7 @@ from outlive.errors import BadArgument, ChildWaits, RunEnded, RunSuspended
 from outlive.testing.interposed import Interposed
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.crash import SERVERS, ram_folder, rounds
+from rig.replicas import open_pair
 
 SEED = int(os.environ.get("OUTLIVE_SEED", "1"))
 
@@ -439,3 +440,20 @@ def test_a_worker_continues_the_parent_of_a_child_that_slept(store, short_sleeps
     finally:
         worker.stop()
         thread.join(PATIENCE_S)
+
+
+def test_an_answer_after_a_failover_wakes_the_parent_too(tmp_path):
+    ring = outlive.KeyRing({"k": bytes(range(32))})
+    urls = [f"sqlite:///{tmp_path}/{n}.db?fsync=normal" for n in range(2)]
+    agents = Agents()
+    with open_pair(*urls, key=ring) as store:
+        begin(store, agents.plan)
+        store.promote()
+        store.answer(next(store.questions()).run, "publish?", "yes")
+        assert store.find_run("p").status == "released"
+        report = store.recover({"planner": agents.plan}, after_failover=True)
+        assert [run.result for run in report.resumed] == ["yes"]
+        store.failback()
+        assert {run.status for run in store.runs()} == {"completed"}
+        assert store.verify().ok
+    assert agents.calls == ["plan", "draft", "sum up"]
