@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import outlive
-from outlive.errors import BadArgument, ChildWaits, RunEnded, RunSuspended
+from outlive.errors import BadArgument, ChildWaits, Corrupt, RunEnded, RunSuspended
 from outlive.testing.interposed import Interposed
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.crash import SERVERS, ram_folder, rounds
@@ -275,6 +275,19 @@ def test_a_child_that_ends_while_it_waits_wakes_its_parent(store, how):
         assert [(run.code, run.message) for run in report.failed] == [
             ("RunEnded", str(RunEnded(child.id, how)))
         ]
+
+
+def test_a_thread_whose_runs_cannot_be_read_is_deleted_all_the_same(store):
+    begin(store, Agents().plan)
+    engine = store._store._engine
+    engine.backend = Interposed(engine.backend)
+
+    async def damaged(*args):
+        raise Corrupt("damaged")
+
+    engine.backend.before("entries", damaged)
+    assert store.delete("notes")
+    assert not store.thread("notes").exists()
 
 
 def test_a_child_that_failed_begins_again_when_its_parent_is_retried(store):
