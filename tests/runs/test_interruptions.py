@@ -45,7 +45,7 @@ def test_a_task_that_is_cancelled_while_it_starts_a_run_leaves_it_as_it_was(tmp_
     number = 0
     while asyncio.run(main(number)):
         number += 1
-    assert number >= 3
+    assert number >= 2
 
 
 def test_shielded_work_ends_and_the_cancellation_is_raised_then():

@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import outlive
-from outlive.errors import BadArgument, ChildWaits, RunEnded, RunSuspended
+from outlive.errors import BadArgument, ChildWaits, Corrupt, RunEnded, RunSuspended
 from outlive.testing.interposed import Interposed
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.crash import SERVERS, ram_folder, rounds
+from rig.replicas import open_pair
 
 SEED = int(os.environ.get("OUTLIVE_SEED", "1"))
 
@@ -276,6 +277,19 @@ def test_a_child_that_ends_while_it_waits_wakes_its_parent(store, how):
         ]
 
 
+def test_a_thread_whose_runs_cannot_be_read_is_deleted_all_the_same(store):
+    begin(store, Agents().plan)
+    engine = store._store._engine
+    engine.backend = Interposed(engine.backend)
+
+    async def damaged(*args):
+        raise Corrupt("damaged")
+
+    engine.backend.before("entries", damaged)
+    assert store.delete("notes")
+    assert not store.thread("notes").exists()
+
+
 def test_a_child_that_failed_begins_again_when_its_parent_is_retried(store):
     answers = []
 
@@ -439,3 +453,20 @@ def test_a_worker_continues_the_parent_of_a_child_that_slept(store, short_sleeps
     finally:
         worker.stop()
         thread.join(PATIENCE_S)
+
+
+def test_an_answer_after_a_failover_wakes_the_parent_too(tmp_path):
+    ring = outlive.KeyRing({"k": bytes(range(32))})
+    urls = [f"sqlite:///{tmp_path}/{n}.db?fsync=normal" for n in range(2)]
+    agents = Agents()
+    with open_pair(*urls, key=ring) as store:
+        begin(store, agents.plan)
+        store.promote()
+        store.answer(next(store.questions()).run, "publish?", "yes")
+        assert store.find_run("p").status == "released"
+        report = store.recover({"planner": agents.plan}, after_failover=True)
+        assert [run.result for run in report.resumed] == ["yes"]
+        store.failback()
+        assert {run.status for run in store.runs()} == {"completed"}
+        assert store.verify().ok
+    assert agents.calls == ["plan", "draft", "sum up"]

@@ -59,9 +59,9 @@ def end(attempts: Attempts, outcome: str, at: dt.datetime | None, error: str | N
 
 
 def count_releases(attempts: Attempts) -> int:
-    """Return how many of the last attempts, in a row, were released."""
-    before = itertools.takewhile(lambda attempt: attempt.outcome == "released", reversed(attempts))
-    return sum(1 for _ in before)
+    """Return how many of the last attempts that have ended, in a row, were released."""
+    outcomes = [attempt.outcome for attempt in reversed(attempts) if attempt.outcome is not None]
+    return sum(1 for _ in itertools.takewhile(lambda outcome: outcome == "released", outcomes))
 
 
 def pack(attempts: Attempts) -> list[list[Any]]:

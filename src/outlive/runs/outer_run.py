@@ -23,7 +23,7 @@ from dataclasses import replace
 from outlive.backend import Commit, EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.entries import TIMER
 from outlive.backend.paging import all_entries
-from outlive.errors import EntryHeld, StoreBusy, well_formed
+from outlive.errors import Corrupt, EntryHeld, KeyMissing, StoreBusy, well_formed
 from outlive.format.codec import Codec
 from outlive.runs import wakes
 from outlive.runs.lease import RUN, UNFINISHED, WAITING, find, unpack_or_tell
@@ -81,7 +81,10 @@ async def is_left_to_outer(engine: Engine, tenant: str, outer: Outer | None) -> 
 async def before_deletion(engine: Engine, thread: ThreadKey) -> list[Outer]:
     """Return the runs that wait for runs of a thread; a timer tells each if this process dies after the deletion."""
     query = EntryQuery(thread.tenant, RUN, thread=thread, statuses=[WAITING], limit=_PAGE)
-    runs = [unpack_or_tell(engine.codec, *item) for item in await all_entries(engine.backend, query)]
+    try:
+        runs = [unpack_or_tell(engine.codec, *item) for item in await all_entries(engine.backend, query)]
+    except (Corrupt, KeyMissing):  # what cannot be read can be deleted all the same
+        return []
     outers = [run.outer for run in runs if run.outer is not None]
     for outer in outers:
         key = ThreadKey.of(thread.tenant, outer.thread)
