@@ -20,7 +20,7 @@ from outlive.runtime.runtime import run_now
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.crash import ram_folder
 from rig.proxy import FaultProxy
-from rig.replicas import hasty, open_pair, pair_options
+from rig.replicas import Client, hasty, memories, open_pair, pair_options
 
 QUICK = {"timeout_s": 30.0, "health_check_interval_s": 0.05, "failback_delay_s": 0}
 _number = itertools.count(1)
@@ -205,6 +205,72 @@ def test_a_primary_that_lost_all_it_had_is_left_and_filled_again(valkey_server, 
         assert [alone.thread("t").load(one.id)["n"] for one in alone.thread("t").history()] == [3, 2, 1, 0]
 
 
+CALLS = {
+    "load": lambda store: store.thread("t").load() == 2,
+    "history": lambda store: len(list(store.thread("t").history())) == 3,
+    "list": lambda store: [info.id for info in store.threads()] == ["t"],
+    "save": lambda store: store.thread("t").save(3, expect="c2").parent == "c2",
+    "create": lambda store: store.thread("new").save(3).seq == 1,
+    "delete": lambda store: store.delete("t") is True,
+    "claim": lambda store: store.run("t", run_id="mine").start().id == "mine",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("role", [0, 1], ids=["primary", "secondary"])
+def test_a_store_that_lost_all_it_had_may_be_noticed_by_another_process_at_any_moment_of_a_call(role, call):
+    """The other process leaves or fills that store while this one is about to do the same."""
+    for number in itertools.count():
+        backends = memories()
+        client, other = Client(backends), Client(backends)
+        for n in range(3):
+            client.store.thread("t").save(n, id=f"c{n}")
+        empty = memories()[role]
+        for each in (client, other):
+            each.links[role].inner.inner = empty
+        has_happened = client.at_call(number, other.beat)
+        assert CALLS[call](client.store), f"the other one at call {number}"
+        if not has_happened():
+            assert number > 0
+            return
+
+
+def test_a_lease_is_not_lost_with_the_data_of_the_primary():
+    backends = memories()
+    client = Client(backends)
+    run = client.store.run("t").start()
+    run.save(1)
+    client.links[0].inner.inner = memories()[0]
+    run.save(2)
+    assert client.pair.stores.is_failed_over
+    assert client.store.thread("t").load() == 2
+
+
+def test_a_call_waits_for_a_change_of_roles_that_another_process_has_not_finished(monkeypatch):
+    """The primary is about to be active again, and cannot be reached for a moment."""
+    backends = memories()
+    client, other = Client(backends), Client(backends)
+    client.store.thread("t").save(1)
+    client.store.promote()
+    client.store.thread("t").save(2)
+    other.links[0].inner.refuse("commit_all", after=1)  # the failback is announced, and no more
+    with pytest.raises(outlive.errors.StoreUnavailable):
+        other.store.failback()
+    client.links[0].mode = "refuse"
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            client.heal()
+
+    monkeypatch.setattr(client.pair._runtime, "sleep", sleep)
+    client.store.thread("t").save(3)
+    assert len(pauses) == 3
+    assert client.store.replication_status().active == "primary"
+    assert client.store.thread("t").load() == 3
+
+
 @pytest.mark.parametrize("look", ["load", "history", "threads"])
 def test_a_primary_that_lost_all_it_had_is_left_though_notes_stand_in_it_again(valkey_server, url_of, look):
     looks = {
@@ -243,7 +309,6 @@ def test_a_secondary_that_lost_all_it_had_is_filled_again(valkey_server, url_of)
     with open_pair(first, valkey_server.url, **QUICK) as store:
         store.thread("t").save("precious")
         valkey_server.call("FLUSHALL")
-        assert not store.replication_status().is_caught_up
         store.thread("u").save("new")
         eventually(lambda: store.replication_status().is_caught_up)
     with outlive.open(valkey_server.url) as alone:

@@ -18,7 +18,7 @@ import outlive
 from outlive import FanOut, ModelResponse, PartialResponse, Usage, WriteProposal
 from outlive.errors import BadArgument, LeaseLost, RunEnded
 from outlive.testing.patience import PATIENCE_S, eventually
-from rig.crash import BACKENDS, SERVERS, ram_folder, rounds
+from rig.crash import BACKENDS, SERVERS, ram_folder, rounds, stop_between_calls
 
 ALL = [*BACKENDS, *SERVERS]
 MODELS = ("claude", "gpt", "gemini")
@@ -421,7 +421,7 @@ def zombie(report, url):
         responses = run.responses.open(["m"])
         responses.update("m", {"text": "first"})
         report("stored")
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop_between_calls(store)
         for tell in (responses.update, responses.complete):
             try:
                 tell("m", {"text": "zombie"})

@@ -36,7 +36,7 @@ from outlive.format.registry import Registry
 from outlive.runs import lease
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import PATIENCE_S, eventually
-from rig.crash import BACKENDS, SERVERS, ram_folder, rounds
+from rig.crash import BACKENDS, SERVERS, ram_folder, rounds, stop_between_calls
 from rig.servers import PostgresServer
 
 ALL = [*BACKENDS, *SERVERS]
@@ -357,7 +357,7 @@ def stop_and_go_on(report, url, run_id):
         run = store.run(run_id, run_id=run_id, agent="planner", lease_s=0.4).start()
         run.save({"by": "first"})
         report("saved")
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop_between_calls(store)
         refused = []
         for write in (
             lambda: run.save({"by": "zombie"}),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import signal
@@ -16,7 +17,7 @@ from adapters.langgraph.graphs import Log, asks, fan, line, says, thread
 from outlive.adapters.langgraph import OutliveSaver, aresume_graph, arun_graph, resume_graph, run_graph
 from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.testing.patience import PATIENCE_S, eventually
-from rig.crash import BACKENDS, SERVERS
+from rig.crash import BACKENDS, SERVERS, stop_between_calls
 
 SOON_S = PATIENCE_S
 LEASE_S = 1.0
@@ -48,7 +49,7 @@ def counted(folder, name, ends=None):
         marker = Path(folder) / f"{name} was there"
         if ends is not None and not marker.exists():
             marker.touch()
-            os.kill(os.getpid(), ends)
+            ends() if callable(ends) else os.kill(os.getpid(), ends)
         return {"log": [name]}
 
     return node
@@ -208,6 +209,8 @@ def test_options_and_the_config_reach_the_graph(store):
 def invoke_and_die(report, url, folder, where, ends, durability="sync"):
     """Run a graph that ends this process in one of its nodes."""
     with outlive.open(url) as store:
+        if ends == signal.SIGSTOP:
+            ends = functools.partial(stop_between_calls, store)
         graph = graph_of(folder, where, ends)
         try:
             run_graph(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+import outlive
 
 from .server import ForkServer, Worker
 
@@ -28,9 +31,26 @@ def ram_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+def stop_between_calls(store: outlive.Store) -> None:
+    """Stop this process until SIGCONT, while it commits nothing: else it would keep a lock of a file as long as it is stopped."""
+    local = getattr(store._store._engine.backend, "local", None)
+    with local.lock if local is not None else contextlib.nullcontext():
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def rounds(normal: int, long: int | None = None) -> int:
     """Return how often a test repeats: `long` times (20 times as often by default) with OUTLIVE_LONG=1."""
     return (normal * 20 if long is None else long) if LONG else normal
 
 
-__all__ = ["BACKENDS", "LONG", "SERVERS", "ForkServer", "Worker", "ram_folder", "rounds", "url_of"]
+__all__ = [
+    "BACKENDS",
+    "LONG",
+    "SERVERS",
+    "ForkServer",
+    "Worker",
+    "ram_folder",
+    "rounds",
+    "stop_between_calls",
+    "url_of",
+]

@@ -12,7 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outlive.backend import NEXT, OUTBOX, Commit, EntryRecord, Receipt, Removal, ThreadKey, outcome_unknown
-from outlive.errors import Corrupt, EpochPassed, NotReplicated, OutliveError, OutOfTurn, StaleBase, StoreError
+from outlive.errors import (
+    Corrupt,
+    EntryHeld,
+    EpochPassed,
+    HeadMoved,
+    LeaseLost,
+    NotReplicated,
+    OutliveError,
+    OutOfTurn,
+    StaleBase,
+    StoreError,
+)
 from outlive.layers.replication.backlog import Outbox, SavedId
 from outlive.layers.replication.checks import has_gap
 from outlive.layers.replication.options import Replication
@@ -244,9 +255,8 @@ class Committer:
         if any(isinstance(result, StoreError) for result in results):
             self._outbox.is_dirty = True
         is_primary = active_role(epoch) == PRIMARY
-        is_new = any(isinstance(result, Receipt) and result.revision == 1 for result in results)
-        if not is_primary or is_new:
-            await self._check_epoch(sent, stored, results, epoch, deadline)
+        if not is_primary or any(map(_finds_nothing, results)):
+            await self._check_epoch(sent, results, epoch, deadline)
         stored = [at for at in stored if sent[at].changes and isinstance(results[at], Receipt)]
         if not stored:
             return
@@ -259,12 +269,12 @@ class Committer:
             self._outbox.mark_queued(active_role(epoch), queued)
 
     async def _check_epoch(
-        self, sent: list[_Sent], stored: list[int], results: list[Result], epoch: int, deadline: Deadline
+        self, sent: list[_Sent], results: list[Result], epoch: int, deadline: Deadline
     ) -> None:
         """Make sure that the store was active when it did it, and is still the same store.
 
         While the secondary is active, what it stored counts only if no failback had been announced
-        to it. A store in which a thread is new may have lost its data.
+        to it. A store in which a thread is new, or an entry is missing, may have lost its data.
         """
         try:
             active = self._stores.active_in(epoch)
@@ -275,9 +285,11 @@ class Committer:
             if record is not None and record.epoch == epoch:
                 return
             failure = EpochPassed("", epoch, record.epoch if record is not None else epoch + 1)
-        for at in stored:
-            if isinstance(receipt := results[at], Receipt):
-                results[at] = _failure_after(sent[at].original, receipt, failure)
+        for at, result in enumerate(results):
+            if isinstance(result, Receipt):
+                results[at] = _failure_after(sent[at].original, result, failure)
+            elif _finds_nothing(result):
+                results[at] = failure
 
     async def _replicate(
         self, sent: list[_Sent], stored: list[int], results: list[Result], epoch: int, deadline: Deadline
@@ -431,6 +443,17 @@ def _may_repeat(commit: Commit, result: object) -> bool:
 
 def _is_claim(commit: Commit) -> bool:
     return any(entry.fence == NEXT for entry in commit.entries)
+
+
+def _finds_nothing(result: Result) -> bool:
+    """Tell whether a store found none of what a commit continues: it may have lost its data."""
+    if isinstance(result, Receipt):
+        return result.revision == 1
+    if isinstance(result, HeadMoved):
+        return result.head is None
+    if isinstance(result, LeaseLost):
+        return result.current is None
+    return isinstance(result, EntryHeld) and result.stored is None
 
 
 def _is_existing(result: object) -> bool:

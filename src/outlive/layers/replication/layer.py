@@ -61,6 +61,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from outlive.backend import (
@@ -132,7 +133,20 @@ _BEAT_S = 0.2  # between looks at what is queued
 _SWITCHES = 4  # that one call may live through
 _QUESTION = 3 / 4  # of what is left of a call, for asking both stores where the pair is
 _LEAST_S = 0.05  # in which a call can be tried again
+_PAUSE_S = 0.01  # before a call that found the stores changing roles is tried again
+_CHANGE_S = 30.0  # in which a change of roles must end, for a call without a timeout
 _LAST_S = 5.0  # for what is still queued when the store is closed
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """The attempts of one call, which live through changes of roles."""
+
+    deadline: Deadline
+    change: Deadline  # for changes of roles; it ends also if the call has no timeout
+    switches: int = 0
+    pause_s: float = _PAUSE_S
+    is_last: bool = False  # the store has all the time that is left
 
 
 class Replicate:
@@ -269,27 +283,23 @@ class Replicate:
             raise StoreClosed
         if len(args) > _POSITIONS.get(name, len(args)):  # the timeout may be among them
             args, kwargs["timeout_s"] = args[:-1], args[-1]
-        deadline = self._deadline(kwargs.get("timeout_s"))
-        is_last = False
-        for _ in range(_SWITCHES):
+        attempts = self._attempts(kwargs.get("timeout_s"))
+        while True:
             epoch = self.stores.epoch
             if name not in _TIMELESS:
-                kwargs["timeout_s"] = deadline.as_timeout_s() if is_last else self._share(deadline)
+                kwargs["timeout_s"] = self._share(attempts)
             try:
                 answer = await getattr(self._asked(epoch, args), name)(*args, **kwargs)
                 if _is_absent(args, answer):
-                    await self._check_absence(epoch, deadline)
+                    await self._check_absence(epoch, attempts.deadline)
             except (StoreError, EpochPassed) as error:
-                if await self._has_switched(error, epoch, deadline):
+                if await self._may_repeat(error, epoch, attempts):
                     continue
                 if isinstance(error, EpochPassed):
                     raise StoreUnavailable(f"{CHANGING}; try again") from None
-                if is_last or not self._has_time(error, deadline):
-                    raise
-                is_last = True  # it is slow, and there: it gets the other half
+                raise
             else:
                 return answer
-        raise StoreUnavailable(f"{CHANGING}; try again")
 
     def _asked(self, epoch: int, args: tuple[Any, ...]) -> Backend:
         """Return the store to ask: the active one. Only the naming key, which both have, is read
@@ -307,13 +317,42 @@ class Replicate:
         if record is None or record.epoch != epoch:
             raise EpochPassed("", epoch, epoch if record is None else record.epoch)
 
-    def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline(self._timeout_s if timeout_s is None else timeout_s)
+    # Repeating a call
 
-    def _share(self, deadline: Deadline) -> float | None:
+    def _attempts(self, timeout_s: float | None) -> _Attempts:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return _Attempts(Deadline(timeout_s), Deadline(_CHANGE_S if timeout_s is None else timeout_s))
+
+    def _share(self, attempts: _Attempts) -> float | None:
         """Return how long the active store has: half of it when the other could be asked next."""
-        left_s = deadline.as_timeout_s()
-        return left_s / 2 if left_s is not None and self._upkeep.may_fail_over() else left_s
+        left_s = attempts.deadline.as_timeout_s()
+        has_rest = attempts.is_last or left_s is None or not self._upkeep.may_fail_over()
+        return left_s if has_rest or left_s is None else left_s / 2
+
+    async def _may_repeat(self, error: object, epoch: int, attempts: _Attempts) -> bool:
+        """Tell whether to make a failed call again: the stores have changed roles, or are doing so,
+        or the active one was slow.
+        """
+        if await self._has_switched(error, epoch, attempts.deadline):
+            attempts.switches += 1
+            return attempts.switches < _SWITCHES
+        if isinstance(error, EpochPassed):
+            # Another process has not finished what it began, or a store has got its record back in
+            # the same epoch.
+            return self._options.enabled and await self._pause(attempts)
+        if attempts.is_last or not self._has_time(error, attempts.deadline):
+            return False
+        attempts.is_last = True  # it is slow, and there: it gets the other half
+        return True
+
+    async def _pause(self, attempts: _Attempts) -> bool:
+        """Wait for a change of roles, twice as long each time; tell whether time is left."""
+        left_s = attempts.change.remaining_s()
+        if left_s <= _LEAST_S:
+            return False
+        await self._runtime.sleep(min(attempts.pause_s, left_s / 2))
+        attempts.pause_s = min(2 * attempts.pause_s, _BEAT_S)
+        return True
 
     def _has_time(self, error: object, deadline: Deadline) -> bool:
         """Tell whether a store that did not answer in its share of the time can be asked again."""
@@ -332,32 +371,31 @@ class Replicate:
         if self._is_closed:
             return [StoreClosed() for _ in commits]
         self._keep_beating()
-        deadline = self._deadline(shortest_timeout(commits))
+        attempts = self._attempts(shortest_timeout(commits))
         doubts = [self._doubts.of(commit) for commit in commits]
         results: list[Result] = [StoreClosed()] * len(commits)
-        epoch = await self._attempt(commits, results, doubts, deadline)
+        epoch = await self._attempt(commits, results, doubts, attempts)
         return [
             self._doubts.answer(commit, result, doubt, epoch)
             for commit, result, doubt in zip(commits, results, doubts, strict=True)
         ]
 
     async def _attempt(
-        self, commits: Sequence[Commit], results: list[Result], doubts: list[Doubt], deadline: Deadline
+        self, commits: Sequence[Commit], results: list[Result], doubts: list[Doubt], attempts: _Attempts
     ) -> int:
         """Do commits, again when the pair changes roles; return the epoch of the last attempt.
 
         `results` gets the last answer to each commit, `doubts` every epoch in which it may have
         been stored.
         """
-        waiting, is_last, epoch = list(range(len(commits))), False, self.stores.epoch
-        for _ in range(_SWITCHES):
+        waiting = list(range(len(commits)))
+        while True:
             epoch = self.stores.epoch
-            share_s = deadline.as_timeout_s() if is_last else self._share(deadline)
             answers = await self._committer.commit(
                 [commits[at] for at in waiting],
                 epoch,
-                share_s,
-                deadline,
+                self._share(attempts),
+                attempts.deadline,
                 [doubts[at].has_others(epoch) for at in waiting],
             )
             for at, answer in zip(waiting, answers, strict=True):
@@ -365,18 +403,14 @@ class Replicate:
                 doubts[at].add(answer, epoch)
             waiting = [at for at in waiting if _asks_for_switch(commits[at], results[at])]
             if not waiting:
-                break
+                return epoch
             try:
-                has_switched = await self._has_switched(results[waiting[0]], epoch, deadline)
+                if not await self._may_repeat(results[waiting[0]], epoch, attempts):
+                    return epoch
             except ActiveStoreLost as error:
                 for at in waiting:
                     results[at] = error
-                break
-            if not has_switched:
-                if is_last or not self._has_time(results[waiting[0]], deadline):
-                    break
-                is_last = True
-        return epoch
+                return epoch
 
     async def confirm_deletion(self, thread: ThreadKey | None) -> None:
         """Make sure that removals, of one thread or of all, are replicated; raise NotReplicated."""

@@ -28,6 +28,7 @@ from outlive.layers.replication.pair import (
     new_pair,
 )
 from outlive.layers.replication.stores import PATIENCE_S, Stores
+from outlive.runtime.runtime import Deadline
 
 _RACES = 10
 
@@ -48,9 +49,14 @@ class RoleSwitch:
 
     async def refresh(self, timeout_s: float = PATIENCE_S) -> bool:
         """Look where the pair is by now; tell whether that is another epoch than we thought."""
-        before = self._stores.epoch
-        with contextlib.suppress(EntryHeld):  # another process changes roles: the next look tells
-            await self._look(timeout_s)
+        before, deadline = self._stores.epoch, Deadline(timeout_s)
+        for _ in range(_RACES):
+            with contextlib.suppress(EntryHeld):  # another process was faster
+                await self._look(deadline.remaining_s())
+                break
+            # Look again at once: that process may be dead, and what it began is finished here.
+            if not deadline.remaining_s():
+                break
         return self._stores.epoch != before
 
     async def _look(self, timeout_s: float) -> None:
