@@ -31,7 +31,8 @@ def plan_trip(run: outlive.Run) -> str:
 
 
 def search(run_id: str, name: str) -> str:
-    print(f"{os.getpid()} {run_id} {name}", flush=True)  # a call that costs time and money
+    # A call that costs time and money. One write, because other threads print too.
+    print(f"{os.getpid()} {run_id} {name}\n", end="", flush=True)
     time.sleep(0.2)
     return f"{name} found"
 

@@ -200,21 +200,33 @@ class AsyncWorker:
     async def _look(self) -> None:
         """Hand out what there is to do, as far as hands are free."""
         self._recovery.refuses_all = self._refuses()
+        self._claims.full.clear()
+        # A run that was answered does not wait for the search for dead runs; only the first search comes
+        # before all else, because it stores the record of this worker.
+        if self._dead_at:
+            await self._fill_hands()
         now = time.monotonic()
-        is_due = now >= self._dead_at
-        if not self._recovery.refuses_all and (is_due or self._is_timer_due(now)):
+        if now >= self._dead_at or self._is_timer_due(now):
+            await self._look_around(is_due=now >= self._dead_at)
+            self._claims.full.clear()
+            await self._fill_hands()
+        self._failures = 0
+
+    async def _look_around(self, *, is_due: bool) -> None:
+        """Fire timers; if it `is_due`, find dead runs."""
+        if not self._recovery.refuses_all:
             with contextlib.suppress(Corrupt):  # a damaged timer must not stop the queue; `verify` reports it
                 await self._fire_timers()
         if is_due:
             with contextlib.suppress(Corrupt):
                 await self._find_dead()
             self._queue.is_stale = True  # a watch may have missed something
-            self._dead_at = now + self._options.interval_s * random.uniform(0.8, 1.2)
-        self._claims.full.clear()
+            self._dead_at = time.monotonic() + self._options.interval_s * random.uniform(0.8, 1.2)
+
+    async def _fill_hands(self) -> None:
         while self.busy < self._options.concurrency and not self._is_ending:
             if not await self._hand_out():
                 break
-        self._failures = 0
 
     def _is_timer_due(self, now: float) -> bool:
         return self._timer_at is not None and now >= self._timer_at
