@@ -1,4 +1,4 @@
-"""Every error that outlive raises: one root, two branches.
+"""Every error that outlive raises, in one list: one root, two branches.
 
 `CallerError`: the call cannot succeed as it is. Change the program; or, for a `Conflict`, another
 process was faster or holds what the call needs, and it may succeed later.

@@ -1,4 +1,8 @@
-"""A store: the threads and runs of one tenant at one URL."""
+"""A store: the threads and runs of one tenant at one URL.
+
+`AsyncStore` is a facade. It is long because each of its methods is documented here; the work is done by
+the modules that they call.
+"""
 
 from __future__ import annotations
 

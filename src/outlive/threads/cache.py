@@ -57,30 +57,30 @@ class Base:
         return pieces
 
 
-class Places:
-    """The places of checkpoints that this process listed or deleted.
+class Cursors:
+    """The cursors of checkpoints that this process listed or deleted.
 
     A listing continues there when they are deleted.
     """
 
     def __init__(self, limit: int = 10_000) -> None:
         self._limit = limit
-        self._places: dict[tuple[bytes, str | None, str], Cursor] = {}
+        self._cursors: dict[tuple[bytes, str | None, str], Cursor] = {}
         self._lock = threading.Lock()
 
     def note(self, digest: bytes, record: CheckpointRecord) -> None:
         with self._lock:
             for namespace in (record.namespace, None):
                 key = (digest, namespace, record.id)
-                self._places.pop(key, None)
-                self._places[key] = record.order
-            while len(self._places) > 2 * self._limit:
-                del self._places[next(iter(self._places))]
+                self._cursors.pop(key, None)
+                self._cursors[key] = record.order
+            while len(self._cursors) > 2 * self._limit:
+                del self._cursors[next(iter(self._cursors))]
 
     def find(self, digest: bytes, namespace: str | None, id: str) -> Cursor | None:
-        """Return the last known place of a checkpoint; with None, in any namespace."""
+        """Return the last known cursor of a checkpoint; with None, in any namespace."""
         with self._lock:
-            return self._places.get((digest, namespace, id))
+            return self._cursors.get((digest, namespace, id))
 
 
 class Cache:
@@ -91,7 +91,7 @@ class Cache:
         self._bases: dict[Key, tuple[Base, int]] = {}
         self._total = 0
         self._lock = threading.Lock()
-        self.places = Places()
+        self.cursors = Cursors()
         reset_in_child(self)
 
     def get(self, key: Key) -> Base | None:
@@ -126,4 +126,4 @@ class Cache:
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
-        self.places = Places()
+        self.cursors = Cursors()

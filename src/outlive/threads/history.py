@@ -67,7 +67,7 @@ class History(AsyncItems[CheckpointInfo]):
             record = self._page.pop(0)
             checkpoint = self._engine.checkpoint(self._key, record)
             if matches(checkpoint.metadata, self._filter):
-                self._engine.cache.places.note(self._key.digest, record)
+                self._engine.cache.cursors.note(self._key.digest, record)
                 self._left = None if self._left is None else self._left - 1
                 return Checkpoint.of(checkpoint, self._state(record)) if self._with_states else checkpoint
         raise StopAsyncIteration
@@ -125,8 +125,8 @@ class History(AsyncItems[CheckpointInfo]):
         if record is not None:
             return record.order
         namespace = None if self._all else self._namespace
-        if (place := self._engine.cache.places.find(self._key.digest, namespace, id)) is not None:
-            return place
+        if (known := self._engine.cache.cursors.find(self._key.digest, namespace, id)) is not None:
+            return known
         if (cursor := parse_cursor(id)) is not None:
             return (cursor[0], cursor[1], escape(cursor[2]))
         raise CheckpointMissing(

@@ -207,7 +207,7 @@ async def _remove_once(
     # 4. A listing that has shown one of them can continue where it was.
     for record in contents.records:
         if record.key in removed:
-            engine.cache.places.note(key.digest, record)
+            engine.cache.cursors.note(key.digest, record)
     is_erased = erase and is_swept and await _is_erased(engine, key)
     freed -= sum(map(len, rewritten.chunks.values()))
     return Pruned(count, chunks, len(rewritten.chunks), max(0, freed), is_erased)

@@ -1,5 +1,7 @@
 """A thread: saving, loading and everything else that is done with one history, sync and async.
 
+A facade: signatures and their documentation are here, the work is in the modules beside it.
+
 `AsyncThread` holds the logic; `outlive.sync.thread.Thread` calls it without an event loop.
 """
 

@@ -8,21 +8,21 @@ from typing import Protocol
 from outlive.backend import Backend, HistoryQuery, ThreadKey, all_records
 from outlive.backends.postgres.connection import Parameter
 from outlive.backends.postgres.rows import digest, entry_name, space, to_entry, to_number, to_text
-from outlive.backends.postgres.statements import PROBLEMS, UNSEALED, Statements
+from outlive.backends.postgres.statements import BAD_ROW, PROBLEMS, Statements
 from outlive.errors import Corrupt
 
 _COUNTED = (
     "{} checkpoints",
     "checkpoints that add up to {:x}",
     "{} checkpoints of the root namespace",
-    "a newest checkpoint with the seal {:x}",
+    "a newest checkpoint with the row checksum {:x}",
     "{} writes",
     "runs and locks that add up to {:x}",
     "steps and responses that add up to {:x}",
     "{} bytes",
 )
 _CHECKED = (
-    PROBLEMS[UNSEALED],
+    PROBLEMS[BAD_ROW],
     "the list of all threads says something else than its row",
     "its metadata is not what was stored last",
     "its rows are newer than its own row says",

@@ -5,37 +5,37 @@ create function {schema}.now_us() returns bigint language sql volatile as
 
 create aggregate {schema}.xor_1(bigint) (sfunc = int8xor, stype = bigint, initcond = '0');
 
--- Seals ------------------------------------------------------------------------------------------
+-- Row checksums -----------------------------------------------------------------------------------
 -- Not declared immutable: the server would not inline them, and a call would cost ten times as
 -- much.
 
-create function {schema}.seal_1(p_bytes bytea, p_text text) returns bigint language sql stable as
+create function {schema}.row_checksum_1(p_bytes bytea, p_text text) returns bigint language sql stable as
     $outlive$select ('x' || encode(substr(sha256(p_bytes || convert_to(p_text, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint$outlive$;
 
-create function {schema}.checkpoint_seal_1(
+create function {schema}.checkpoint_row_checksum_1(
     p_digest bytea, p_checksum bytea, p_epoch bigint, p_seq bigint, p_created_at bigint, p_parent text
 ) returns bigint language sql stable as $outlive$
-    select {schema}.seal_1(
+    select {schema}.row_checksum_1(
         p_digest || p_checksum, p_epoch || ' ' || p_seq || ' ' || p_created_at || coalesce(' ' || p_parent, '')
     )
 $outlive$;
 
-create function {schema}.write_seal_1(
+create function {schema}.write_row_checksum_1(
     p_digest bytea, p_checksum bytea, p_epoch bigint, p_fence bigint, p_revision bigint
 ) returns bigint language sql stable as $outlive$
-    select {schema}.seal_1(p_digest || p_checksum, p_epoch || ' ' || p_fence || ' ' || p_revision)
+    select {schema}.row_checksum_1(p_digest || p_checksum, p_epoch || ' ' || p_fence || ' ' || p_revision)
 $outlive$;
 
-create function {schema}.entry_seal_1(p_digest bytea, e {schema}.entry) returns bigint language sql stable as $outlive$
-    select {schema}.seal_1(
+create function {schema}.entry_row_checksum_1(p_digest bytea, e {schema}.entry) returns bigint language sql stable as $outlive$
+    select {schema}.row_checksum_1(
         p_digest || e.name || e.tenant_digest || e.checksum,
         e.epoch || ' ' || e.fence || ' ' || e.revision || ' ' || e.until
             || E'\n' || e.clock || E'\n' || e.status || E'\n' || e.kind || E'\n' || e.key
     )
 $outlive$;
 
-create function {schema}.thread_seal_1(t {schema}.thread) returns bigint language sql stable as $outlive$
-    select {schema}.seal_1(
+create function {schema}.thread_row_checksum_1(t {schema}.thread) returns bigint language sql stable as $outlive$
+    select {schema}.row_checksum_1(
         t.digest || t.tokens || coalesce(t.info_checksum, ''),
         t.key || ' ' || t.generation || ' ' || t.revision || ' ' || t.epoch || ' ' || t.seq || ' ' || t.checkpoints || ' ' || t.writes || ' '
             || t.stored || ' ' || t.created_at || ' ' || t.updated_at || ' ' || t.info_version || ' ' || t.root_checkpoints
@@ -82,7 +82,7 @@ $outlive$;
 
 create type {schema}.settled as (
     fence bigint, until bigint, clock text, status text, body bytea,
-    delta bigint                             -- what changes the sum of the seals
+    delta bigint                             -- what changes the sum of the row checksums
 );
 
 -- Put or remove an entry; return it as it is stored then.
@@ -95,7 +95,7 @@ declare
     s {schema}.settled;
 begin
     select x.* into e from {schema}.entry x where x.thread = p_thread and x.name = decode(v->>'name', 'hex');
-    s.delta := coalesce(e.seal, 0);
+    s.delta := coalesce(e.row_checksum, 0);
     if p_body is null then
         e.status := coalesce(nullif(v->>'status', ''), e.status, '');
         e.checksum := case when e.body is null then decode(v->>'checksum', 'hex') else e.checksum end;
@@ -132,13 +132,13 @@ begin
         delete from {schema}.entry x where x.thread = e.thread and x.name = e.name;
         return s;
     end if;
-    e.seal := {schema}.entry_seal_1(p_digest, e);
-    s.delta := s.delta # e.seal;
+    e.row_checksum := {schema}.entry_row_checksum_1(p_digest, e);
+    s.delta := s.delta # e.row_checksum;
     insert into {schema}.entry select e.*
         on conflict (thread, name) do update set
             tenant_digest = excluded.tenant_digest, kind = excluded.kind, key = excluded.key,
             status = excluded.status, epoch = excluded.epoch, fence = excluded.fence, revision = excluded.revision,
-            until = excluded.until, clock = excluded.clock, checksum = excluded.checksum, seal = excluded.seal,
+            until = excluded.until, clock = excluded.clock, checksum = excluded.checksum, row_checksum = excluded.row_checksum,
             body = excluded.body;
     return s;
 end
@@ -146,7 +146,7 @@ $outlive$;
 
 create type {schema}.put as (
     is_new boolean,                          -- null when the write that is there stays
-    delta bigint                             -- what changes the sum of the seals
+    delta bigint                             -- what changes the sum of the row checksums
 );
 
 -- Put a pending write.
@@ -163,28 +163,28 @@ declare
     v_epoch bigint := case when is_stamped then p_epoch else (v->>'epoch')::bigint end;
     v_fence bigint := v->>'fence';
     v_revision bigint := case when is_stamped then p_revision else (v->>'revision')::bigint end;
-    v_seal bigint := {schema}.write_seal_1(p_digest, v_checksum, v_epoch, v_fence, v_revision);
+    v_row_checksum bigint := {schema}.write_row_checksum_1(p_digest, v_checksum, v_epoch, v_fence, v_revision);
     v_old bigint;
     v_put {schema}.put;
 begin
     if v_index < 0 then  -- the one kind that is overwritten
-        select x.seal into v_old from {schema}.write x
+        select x.row_checksum into v_old from {schema}.write x
             where x.thread = p_thread and x.pair = v_pair and x.task_digest = v_task and x.idx = v_index;
     end if;
     insert into {schema}.write as x values (
         p_thread, v_pair, v_task, v_index, v_epoch, v_fence, v_revision,
-        v->>'namespace', v->>'checkpoint', v->>'task', v->>'channel', v->>'path', v_checksum, v_seal,
+        v->>'namespace', v->>'checkpoint', v->>'task', v->>'channel', v->>'path', v_checksum, v_row_checksum,
         p_chunks, p_body
     )
     on conflict (thread, pair, task_digest, idx) do update set
         epoch = excluded.epoch, fence = excluded.fence, revision = excluded.revision,
-        channel = excluded.channel, path = excluded.path, checksum = excluded.checksum, seal = excluded.seal,
+        channel = excluded.channel, path = excluded.path, checksum = excluded.checksum, row_checksum = excluded.row_checksum,
         chunks = excluded.chunks, body = excluded.body
         where x.idx < 0 and (is_stamped
             or (excluded.epoch, excluded.fence, excluded.revision, excluded.body)
                 > (x.epoch, x.fence, x.revision, x.body))
     returning x.xmax = 0 into v_put.is_new;
-    v_put.delta := v_seal # coalesce(v_old, 0);
+    v_put.delta := v_row_checksum # coalesce(v_old, 0);
     return v_put;
 end
 $outlive$;
@@ -250,7 +250,7 @@ declare
     v_is_new boolean;
     v_was_made boolean := false;
     v_newest text;
-    v_seal bigint;
+    v_row_checksum bigint;
     v_pointer bigint;
     v_bytes bigint := 0;
     v_put {schema}.put;
@@ -267,9 +267,9 @@ begin
         v_now := {schema}.now_us();
         generation := t.generation;
         revision := t.revision;
-        if t.seal <> {schema}.thread_seal_1(t) then
+        if t.row_checksum <> {schema}.thread_row_checksum_1(t) then
             verdict := 'damaged';
-            head := 'its row does not match its seal';
+            head := 'its row does not match its checksum';
             return;
         end if;
         if position(p_token in t.tokens) > 0 then  -- sent again after a lost answer, or late
@@ -308,7 +308,7 @@ begin
         -- The newest checkpoint: by the index, compared with the pointer in the thread's row. They
         -- differ when either was lost or is an older copy.
         if p_id is not null and not v_is_new then
-            select c.id, c.seal into v_newest, v_seal from {schema}.checkpoint c
+            select c.id, c.row_checksum into v_newest, v_row_checksum from {schema}.checkpoint c
                 where c.thread = t.key and c.space = p_space and (c.epoch, c.seq) = (
                     select y.epoch, y.seq from {schema}.checkpoint y
                     where y.thread = t.key and y.space = p_space order by y.epoch desc, y.seq desc limit 1
@@ -318,7 +318,7 @@ begin
             if p_space <> '' then
                 select y.head into v_pointer from {schema}.space y where y.thread = t.key and y.space = p_space;
             end if;
-            if v_seal is distinct from v_pointer then
+            if v_row_checksum is distinct from v_pointer then
                 verdict := 'damaged';
                 head := 'its newest checkpoint is missing or is not the one that was stored last';
                 return;
@@ -392,10 +392,10 @@ begin
         if not p_follows then
             parent := p_parent;
         end if;
-        v_seal := {schema}.checkpoint_seal_1(p_digest, p_checksum, epoch, seq, created_at, parent);
+        v_row_checksum := {schema}.checkpoint_row_checksum_1(p_digest, p_checksum, epoch, seq, created_at, parent);
         insert into {schema}.checkpoint values (
             t.key, p_name, p_space, epoch, seq, created_at, p_size, p_added, p_step, p_version, p_format,
-            p_namespace, p_id, parent, p_run, p_source, p_metadata, p_checksum, v_seal, p_chunks, p_body
+            p_namespace, p_id, parent, p_run, p_source, p_metadata, p_checksum, v_row_checksum, p_chunks, p_body
         ) on conflict (thread, name) do nothing;
         if not found then
             verdict := 'existing';
@@ -403,12 +403,12 @@ begin
             return;
         end if;
         t.checkpoints := t.checkpoints + 1;
-        t.checkpoint_sum := t.checkpoint_sum # v_seal;
+        t.checkpoint_sum := t.checkpoint_sum # v_row_checksum;
         if p_space = '' then
             t.root_checkpoints := t.root_checkpoints + 1;
-            t.root_head := v_seal;
+            t.root_head := v_row_checksum;
         else
-            insert into {schema}.space as y values (t.key, p_space, 1, v_seal)
+            insert into {schema}.space as y values (t.key, p_space, 1, v_row_checksum)
                 on conflict (thread, space) do update set checkpoints = y.checkpoints + 1, head = excluded.head;
         end if;
     end if;
@@ -450,7 +450,7 @@ begin
         end if;
     end loop;
     settled := to_jsonb(v_settled);
-    -- 6. The thread's row at last: its counters, sums and seal vouch for all other rows.
+    -- 6. The thread's row at last: its counters, sums and checksum vouch for all other rows.
     t.revision := revision;
     t.epoch := epoch;
     t.seq := seq;
@@ -461,7 +461,7 @@ begin
         revision = t.revision, epoch = t.epoch, seq = t.seq, updated_at = t.updated_at, checkpoints = t.checkpoints,
         writes = t.writes, stored = t.stored, root_checkpoints = t.root_checkpoints, root_head = t.root_head,
         checkpoint_sum = t.checkpoint_sum, run_sum = t.run_sum, step_sum = t.step_sum, tokens = t.tokens,
-        seal = {schema}.thread_seal_1(t)
+        row_checksum = {schema}.thread_row_checksum_1(t)
         where y.key = t.key;
 end
 $outlive$;
@@ -514,7 +514,7 @@ begin
     end if;
     perform pg_notify({schema}.channel_1(w), '') from unnest(p_wakes) w;
     -- 3. Check what each commit expects, and store those that may be done. The thread's row vouches
-    --    for all others by its sums and its seal.
+    --    for all others by its sums and its row_checksum.
     return query
     with c as materialized (
         select * from unnest(
@@ -530,7 +530,7 @@ begin
             substr(c.token || c.void || y.tokens, 1, 64) as tokens
         from c join {schema}.thread y on y.digest = c.digest
         left join {schema}.entry e on e.thread = y.key and e.name = c.fence_name
-        where y.key = any(v_locked) and y.seal = {schema}.thread_seal_1(y)
+        where y.key = any(v_locked) and y.row_checksum = {schema}.thread_row_checksum_1(y)
             and position(c.token in y.tokens) = 0 and (c.epoch is null or c.epoch >= y.epoch)
             and (c.fence_name is null
                 or (e.epoch, e.fence, e.status) = (c.fence_epoch, c.fence, 'running'))
@@ -541,7 +541,7 @@ begin
     ),
     x as materialized (
         select u.*, t.key as thread, t.revision as commit_revision, t.digest, t.tenant_digest,
-            e.seal as old_seal, e.status as old_status, e.checksum as old_checksum, e.body as old_body,
+            e.row_checksum as old_row_checksum, e.status as old_status, e.checksum as old_checksum, e.body as old_body,
             e.thread is not null
                 and (u.gone or (e.status, e.body, e.epoch, e.fence, e.revision)
                     is distinct from (u.status, u.body, u.epoch, u.fence, u.revision))
@@ -566,7 +566,7 @@ begin
     held as materialized (select distinct x.number from x where x.is_held),
     r as materialized (
         select x.number, x.place, x.thread, x.digest, x.tenant_digest, x.name, x.kind, x.key, x.epoch, x.revision, x.gone,
-            x.body is null as is_kept, coalesce(x.old_seal, 0) as old_seal,
+            x.body is null as is_kept, coalesce(x.old_row_checksum, 0) as old_row_checksum,
             case when x.fence = -1 then x.commit_revision else x.fence end as fence,
             case when x.body is null then coalesce(nullif(x.status, ''), x.old_status, '') else x.status end as status,
             case when x.body is null then coalesce(x.old_checksum, x.checksum) else x.checksum end as checksum,
@@ -576,11 +576,11 @@ begin
         from x where x.number not in (select h.number from held h)
     ),
     s as materialized (
-        select r.*, case when r.gone then 0 else {schema}.seal_1(
+        select r.*, case when r.gone then 0 else {schema}.row_checksum_1(
             r.digest || r.name || r.tenant_digest || r.checksum,
             r.epoch || ' ' || r.fence || ' ' || r.revision || ' ' || r.until
                 || E'\n' || r.clock || E'\n' || r.status || E'\n' || r.kind || E'\n' || r.key
-        ) end as seal
+        ) end as row_checksum
         from r
     ),
     removed as (
@@ -589,18 +589,18 @@ begin
     put as (
         insert into {schema}.entry
             select s.thread, s.name, s.tenant_digest, s.kind, s.key, s.status, s.epoch, s.fence, s.revision, s.until,
-                s.clock, s.checksum, s.seal, s.body
+                s.clock, s.checksum, s.row_checksum, s.body
             from s where not s.gone
             on conflict (thread, name) do update set
                 tenant_digest = excluded.tenant_digest, kind = excluded.kind, key = excluded.key,
                 status = excluded.status, epoch = excluded.epoch, fence = excluded.fence,
                 revision = excluded.revision, until = excluded.until, clock = excluded.clock,
-                checksum = excluded.checksum, seal = excluded.seal, body = excluded.body
+                checksum = excluded.checksum, row_checksum = excluded.row_checksum, body = excluded.body
     ),
     d as materialized (
         select s.number,
-            {schema}.xor_1(case when get_byte(s.name, 0) = 0 then s.old_seal # s.seal else 0 end) as runs,
-            {schema}.xor_1(case when get_byte(s.name, 0) = 1 then s.old_seal # s.seal else 0 end) as steps,
+            {schema}.xor_1(case when get_byte(s.name, 0) = 0 then s.old_row_checksum # s.row_checksum else 0 end) as runs,
+            {schema}.xor_1(case when get_byte(s.name, 0) = 1 then s.old_row_checksum # s.row_checksum else 0 end) as steps,
             array_agg(s.status order by s.place) filter (where s.is_kept) as kept_statuses,
             array_agg(s.body order by s.place) filter (where s.is_kept) as kept_bodies
         from s group by s.number
@@ -609,7 +609,7 @@ begin
         update {schema}.thread y set
             revision = t.revision, epoch = t.epoch, updated_at = v_now, tokens = t.tokens,
             run_sum = y.run_sum # d.runs, step_sum = y.step_sum # d.steps,
-            seal = {schema}.seal_1(
+            row_checksum = {schema}.row_checksum_1(
                 y.digest || t.tokens || coalesce(y.info_checksum, ''),
                 y.key || ' ' || y.generation || ' ' || t.revision || ' ' || t.epoch || ' ' || y.seq || ' '
                     || y.checkpoints || ' ' || y.writes || ' ' || y.stored || ' ' || y.created_at || ' ' || v_now
@@ -621,10 +621,10 @@ begin
     begun as (
         insert into {schema}.thread as y (
             key, digest, tenant_digest, tenant, id, generation, revision, epoch, created_at, updated_at,
-            run_sum, step_sum, tokens, seal
+            run_sum, step_sum, tokens, row_checksum
         )
         select t.key, t.digest, t.tenant_digest, t.tenant, t.id, t.generation, t.revision, t.epoch, v_now, v_now,
-            d.runs, d.steps, t.tokens, {schema}.seal_1(
+            d.runs, d.steps, t.tokens, {schema}.row_checksum_1(
                 t.digest || t.tokens,
                 t.key || ' ' || t.generation || ' ' || t.revision || ' ' || t.epoch || ' 0 0 0 0 ' || v_now || ' '
                     || v_now || ' 0 0 0 0 ' || d.runs || ' ' || d.steps
@@ -640,7 +640,7 @@ $outlive$;
 -- What a client decides --------------------------------------------------------------------------
 
 -- Find or create the row of a thread, and lock it. Return 'made', 'found', or the problem: 'gone',
--- 'seal'. A row that is to be deleted is repaired instead: its counters become the greatest that
+-- 'row_checksum'. A row that is to be deleted is repaired instead: its counters become the greatest that
 -- the other rows of the thread have.
 create function {schema}.enter_1(
     p_digest bytea, p_tenant_digest bytea, p_tenant text, p_thread text, p_repairs boolean
@@ -674,7 +674,7 @@ begin
     end if;
     if p_repairs then
         -- If the key itself is damaged, the thread's rows have the key of the roster.
-        if t.seal <> {schema}.thread_seal_1(t) then
+        if t.row_checksum <> {schema}.thread_row_checksum_1(t) then
             update {schema}.thread y set key = r.key from {schema}.roster r
                 where y.digest = p_digest and r.digest = p_digest
                     and not exists (select 1 from {schema}.thread x where x.key = r.key)
@@ -688,13 +688,13 @@ begin
             values (t.key, p_digest, p_tenant_digest, p_tenant, p_thread)
             on conflict (digest) do nothing;
     end if;
-    if t.seal = {schema}.thread_seal_1(t)
+    if t.row_checksum = {schema}.thread_row_checksum_1(t)
         and (t.tenant_digest, t.tenant, t.id) = (p_tenant_digest, p_tenant, p_thread)
     then
         return 'found';
     end if;
     if not p_repairs then
-        return 'seal';
+        return 'row_checksum';
     end if;
     update {schema}.thread y set
         tenant_digest = p_tenant_digest, tenant = p_tenant, id = p_thread,
@@ -718,16 +718,16 @@ $outlive$;
 create function {schema}.newest_1(t {schema}.thread, p_space bytea) returns text language plpgsql stable as $outlive$
 declare
     v_id text;
-    v_seal bigint;
+    v_row_checksum bigint;
     v_pointer bigint := t.root_head;
 begin
-    select c.id, c.seal into v_id, v_seal from {schema}.checkpoint c
+    select c.id, c.row_checksum into v_id, v_row_checksum from {schema}.checkpoint c
         where c.thread = t.key and c.space = p_space
         order by c.epoch desc, c.seq desc, c.id desc limit 1;
     if p_space <> '' then
         select y.head into v_pointer from {schema}.space y where y.thread = t.key and y.space = p_space;
     end if;
-    if v_seal is distinct from v_pointer then
+    if v_row_checksum is distinct from v_pointer then
         raise exception 'its newest checkpoint is missing or is not the one that was stored last' using errcode = 'OL001';
     end if;
     return v_id;
@@ -739,13 +739,13 @@ $outlive$;
 create function {schema}.portion_1(
     p_thread bigint, p_names bytea[], p_chunks bytea[], p_entries bytea[], p_pairs bytea[]
 ) returns table (kind bigint, space bytea, rows bigint, sum bigint, bytes bigint) language sql stable as $outlive$
-    select 0::bigint, c.space, count(*), {schema}.xor_1(c.seal), sum(octet_length(c.body))
+    select 0::bigint, c.space, count(*), {schema}.xor_1(c.row_checksum), sum(octet_length(c.body))
         from {schema}.checkpoint c where c.thread = p_thread and c.name = any(p_names) group by c.space
     union all
     select 1, '', count(*), 0, coalesce(sum(octet_length(k.data)), 0)
         from {schema}.chunk k where k.thread = p_thread and k.name = any(p_chunks)
     union all
-    select 2 + get_byte(e.name, 0), '', count(*), {schema}.xor_1(e.seal), 0
+    select 2 + get_byte(e.name, 0), '', count(*), {schema}.xor_1(e.row_checksum), 0
         from {schema}.entry e where e.thread = p_thread and e.name = any(p_entries) group by get_byte(e.name, 0)
     union all
     select 4, '', count(*), 0, 0
@@ -756,31 +756,31 @@ $outlive$;
 create function {schema}.tally_1(p_thread bigint, p_pairs bytea[]) returns void language sql as $outlive$
     delete from {schema}.write w where w.thread = p_thread and w.pair = any(p_pairs) and w.checksum = '';
     insert into {schema}.write
-        select p_thread, w.pair, '', 0, count(*), {schema}.xor_1(w.seal), 0, min(w.namespace), min(w.checkpoint),
+        select p_thread, w.pair, '', 0, count(*), {schema}.xor_1(w.row_checksum), 0, min(w.namespace), min(w.checkpoint),
             '', '', '', '', 0, '', ''
         from {schema}.write w where w.thread = p_thread and w.pair = any(p_pairs) group by w.pair;
 $outlive$;
 
--- Set the newest checkpoints of namespaces whose counts have changed, and seal the thread's row.
+-- Set the newest checkpoints of namespaces whose counts have changed, and the checksum of the thread's row.
 -- With p_recounts, add up the stored bytes again: a removed row may have been damaged, and its size
 -- wrong.
 create function {schema}.close_1(p_thread bigint, p_spaces bytea[], p_changes bigint[], p_recounts boolean) returns void
 language plpgsql as $outlive$
 declare
-    v_seal bigint;
+    v_row_checksum bigint;
 begin
     for i in 1 .. coalesce(array_length(p_spaces, 1), 0) loop
-        v_seal := null;
-        select c.seal into v_seal from {schema}.checkpoint c
+        v_row_checksum := null;
+        select c.row_checksum into v_row_checksum from {schema}.checkpoint c
             where c.thread = p_thread and c.space = p_spaces[i]
             order by c.epoch desc, c.seq desc, c.id desc limit 1;
         if p_spaces[i] = '' then
-            update {schema}.thread y set root_head = v_seal, root_checkpoints = y.root_checkpoints + p_changes[i]
+            update {schema}.thread y set root_head = v_row_checksum, root_checkpoints = y.root_checkpoints + p_changes[i]
                 where y.key = p_thread;
-        elsif v_seal is null then
+        elsif v_row_checksum is null then
             delete from {schema}.space y where y.thread = p_thread and y.space = p_spaces[i];
         else
-            insert into {schema}.space as y values (p_thread, p_spaces[i], p_changes[i], v_seal)
+            insert into {schema}.space as y values (p_thread, p_spaces[i], p_changes[i], v_row_checksum)
                 on conflict (thread, space) do update set
                     checkpoints = y.checkpoints + excluded.checkpoints, head = excluded.head;
         end if;
@@ -791,7 +791,7 @@ begin
             + (select coalesce(sum(octet_length(k.data)), 0) from {schema}.chunk k where k.thread = p_thread)
             where y.key = p_thread;
     end if;
-    update {schema}.thread y set seal = {schema}.thread_seal_1(y) where y.key = p_thread;
+    update {schema}.thread y set row_checksum = {schema}.thread_row_checksum_1(y) where y.key = p_thread;
 end
 $outlive$;
 
@@ -809,7 +809,7 @@ begin
     perform set_config('lock_timeout', p_wait, true);
     v_state := {schema}.enter_1(p_digest, p_tenant_digest, p_tenant, p_thread, false);
     if v_state not in ('made', 'found') then
-        raise exception 'its row is gone or does not match its seal' using errcode = 'OL001';
+        raise exception 'its row is gone or does not match its checksum' using errcode = 'OL001';
     end if;
     v_now := {schema}.now_us();
     select y.* into strict t from {schema}.thread y where y.digest = p_digest;
@@ -832,7 +832,7 @@ begin
     t.stored := t.stored + v_bytes;
     update {schema}.thread y set
         generation = t.generation, created_at = t.created_at, revision = t.revision, updated_at = t.updated_at,
-        stored = t.stored, seal = {schema}.thread_seal_1(t)
+        stored = t.stored, row_checksum = {schema}.thread_row_checksum_1(t)
         where y.key = t.key;
     return t.generation;
 end

@@ -29,10 +29,10 @@ from outlive.errors import BadArgument, Corrupt, DamagedEntry
 CLOCK = "postgresql"  # the name of the server's clock in leases
 CHECKPOINT = (
     "c.namespace, c.id, c.parent, c.run, c.source, c.metadata::text, c.epoch, c.seq, c.step, c.created_at, c.size, "
-    "c.added, c.version, c.format::bigint, c.chunks, c.body, c.checksum, c.seal"
+    "c.added, c.version, c.format::bigint, c.chunks, c.body, c.checksum, c.row_checksum"
 )
-WRITE = "w.namespace, w.checkpoint, w.task, w.channel, w.path, w.idx, w.epoch, w.fence, w.revision, w.chunks, w.body, w.checksum, w.seal"
-ENTRY = "e.kind, e.key, e.status, e.clock, e.epoch, e.fence, e.revision, e.until, e.body, e.checksum, e.seal"
+WRITE = "w.namespace, w.checkpoint, w.task, w.channel, w.path, w.idx, w.epoch, w.fence, w.revision, w.chunks, w.body, w.checksum, w.row_checksum"
+ENTRY = "e.kind, e.key, e.status, e.clock, e.epoch, e.fence, e.revision, e.until, e.body, e.checksum, e.row_checksum"
 THREAD = (
     "t.id, t.generation, t.revision, t.epoch, t.seq, t.checkpoints, t.stored, t.created_at, t.updated_at, t.info, "
     "t.metadata::text, t.info_version, t.info_checksum, t.digest"
@@ -144,25 +144,25 @@ def checkpoint_checksum(record: CheckpointRecord) -> bytes:
     )  # fmt: skip
 
 
-def checkpoint_seal(thread: bytes, record: CheckpointRecord, checksum: bytes) -> int:
-    """Cover what the server gave; the function checkpoint_seal_1 says the same."""
+def checkpoint_row_checksum(thread: bytes, record: CheckpointRecord, checksum: bytes) -> int:
+    """Cover what the server gave; the function checkpoint_row_checksum_1 says the same."""
     parent = "" if record.parent is None else f" {escape(record.parent)}"
-    return _seal(thread + checksum, f"{record.epoch} {record.seq} {record.created_at}{parent}")
+    return _row_checksum(thread + checksum, f"{record.epoch} {record.seq} {record.created_at}{parent}")
 
 
-def write_seal(thread: bytes, write: WriteRecord, checksum: bytes) -> int:
-    return _seal(thread + checksum, "{} {} {}".format(*write.rank))
+def write_row_checksum(thread: bytes, write: WriteRecord, checksum: bytes) -> int:
+    return _row_checksum(thread + checksum, "{} {} {}".format(*write.rank))
 
 
-def entry_seal(thread: ThreadKey, entry: EntryRecord, checksum: bytes) -> int:
+def entry_row_checksum(thread: ThreadKey, entry: EntryRecord, checksum: bytes) -> int:
     names = "\n".join(map(escape, (entry.clock, entry.status, entry.kind, entry.key)))
-    return _seal(
+    return _row_checksum(
         thread.digest + entry_name(entry.kind, entry.key) + digest(thread.tenant) + checksum,
         f"{entry.epoch} {entry.fence} {entry.revision} {entry.until}\n{names}",
     )
 
 
-def _seal(covered: bytes, text: str) -> int:
+def _row_checksum(covered: bytes, text: str) -> int:
     return int.from_bytes(hashlib.sha256(covered + text.encode()).digest()[:8], "big", signed=True)
 
 
@@ -205,7 +205,7 @@ def checkpoint_document(thread: ThreadKey, record: CheckpointRecord) -> dict[str
         "source": escape(record.source),
         "metadata": record.projection,
         "checksum": checksum.hex(),
-        "seal": checkpoint_seal(thread.digest, record, checksum),
+        "row_checksum": checkpoint_row_checksum(thread.digest, record, checksum),
     }
 
 
@@ -231,11 +231,11 @@ def write_documents(writes: Iterable[WriteRecord]) -> list[dict[str, Any]]:
     ]
 
 
-def sealed_writes(thread: ThreadKey, writes: Iterable[WriteRecord]) -> list[dict[str, Any]]:
-    """Return writes whose ranks are known, with their seals."""
+def checksummed_writes(thread: ThreadKey, writes: Iterable[WriteRecord]) -> list[dict[str, Any]]:
+    """Return writes whose ranks are known, with their row checksums."""
     writes = list(writes)
     return [
-        {**row, "seal": write_seal(thread.digest, write, bytes.fromhex(row["checksum"]))}
+        {**row, "row_checksum": write_row_checksum(thread.digest, write, bytes.fromhex(row["checksum"]))}
         for write, row in zip(writes, write_documents(writes), strict=True)
     ]
 
@@ -264,11 +264,11 @@ def entry_documents(entries: Iterable[EntryRecord]) -> list[dict[str, Any]]:
     ]
 
 
-def sealed_entries(thread: ThreadKey, entries: Iterable[EntryRecord]) -> list[dict[str, Any]]:
-    """Return entries whose fences and leases are known, with their seals."""
+def checksummed_entries(thread: ThreadKey, entries: Iterable[EntryRecord]) -> list[dict[str, Any]]:
+    """Return entries whose fences and leases are known, with their row checksums."""
     entries = list(entries)
     return [
-        {**row, "seal": entry_seal(thread, entry, bytes.fromhex(row["checksum"]))}
+        {**row, "row_checksum": entry_row_checksum(thread, entry, bytes.fromhex(row["checksum"]))}
         for entry, row in zip(entries, entry_documents(entries), strict=True)
     ]
 
@@ -347,7 +347,9 @@ def to_checkpoint(cells: Cells, thread: ThreadKey, *, check: bool = True) -> Che
         raise Corrupt(error.what, thread=thread.id) from None
     if check:
         checksum = checkpoint_checksum(record)
-        if checksum != cells[16] or checkpoint_seal(thread.digest, record, checksum) != to_number(cells[17]):
+        if checksum != cells[16] or checkpoint_row_checksum(thread.digest, record, checksum) != to_number(
+            cells[17]
+        ):
             raise Corrupt("its row does not match its checksum", thread=thread.id, checkpoint=record.id)
     return record
 
@@ -386,7 +388,7 @@ def _to_write(cells: Cells, thread: ThreadKey) -> WriteRecord:
         body=cells[10] or b"",
     )
     checksum = write_checksum(write)
-    if checksum != cells[11] or write_seal(thread.digest, write, checksum) != to_number(cells[12]):
+    if checksum != cells[11] or write_row_checksum(thread.digest, write, checksum) != to_number(cells[12]):
         raise Corrupt(
             "a pending write does not match its checksum", thread=thread.id, checkpoint=write.checkpoint
         )
@@ -406,7 +408,7 @@ def to_entry(cells: Cells, thread: ThreadKey) -> EntryRecord:
         body=cells[8] or b"",
     )
     checksum = entry_checksum(entry)
-    if checksum != cells[9] or entry_seal(thread, entry, checksum) != to_number(cells[10]):
+    if checksum != cells[9] or entry_row_checksum(thread, entry, checksum) != to_number(cells[10]):
         raise DamagedEntry(thread.id, entry.kind, entry.key, entry.status)
     check_stored_kind(entry.kind, thread.id)
     return entry

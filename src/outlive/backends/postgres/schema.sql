@@ -22,8 +22,8 @@ create table {schema}.roster (
 create unique index roster_digest on {schema}.roster (digest);
 create index roster_listing on {schema}.roster (tenant_digest, left(id, 400) collate "C");
 
--- A `seal` is 64 bits of SHA-256 over the fields that the server assigns, the row's checksum and
--- the thread's digest. Sums of seals are XORs.
+-- A `row_checksum` is 64 bits of SHA-256 over the fields that the server assigns, the row's checksum and
+-- the thread's digest. Sums of row checksums are XORs.
 create table {schema}.thread (
     key bigint primary key,                  -- that of the roster
     digest bytea not null,
@@ -44,11 +44,11 @@ create table {schema}.thread (
     metadata jsonb,                          -- what info says, for people
     info_version bigint not null default 0,
     root_checkpoints bigint not null default 0,
-    root_head bigint,                        -- seal of the newest checkpoint of the root namespace
-    checkpoint_sum bigint not null default 0,  -- of the seals of all checkpoints
+    root_head bigint,                        -- row checksum of the newest checkpoint of the root namespace
+    checkpoint_sum bigint not null default 0,  -- of the row checksums of all checkpoints
     run_sum bigint not null default 0,       -- of entries that list the thread: runs, locks, waits
     step_sum bigint not null default 0,      -- of others: steps, responses, streams, tombstones
-    seal bigint not null default 0,          -- over the counters, sums and tokens of this row
+    row_checksum bigint not null default 0,          -- over the counters, sums and tokens of this row
     tokens bytea not null default '',        -- of the last commits, 8 bytes each, newest first
     -- In seconds: of many saves in a second, one writes an index.
     recent bigint not null generated always as (updated_at / 1000000) stored
@@ -76,7 +76,7 @@ create table {schema}.checkpoint (
     source text not null,
     metadata jsonb,                          -- what body says, for people
     checksum bytea not null,                 -- over what the client wrote
-    seal bigint not null,                    -- over checksum, epoch, seq, created_at, parent
+    row_checksum bigint not null,            -- over checksum, epoch, seq, created_at, parent
     chunks bytea not null,                   -- names, 16 bytes each
     body bytea not null
 );
@@ -90,7 +90,7 @@ create table {schema}.space (
     thread bigint not null,
     space bytea not null,
     checkpoints bigint not null,
-    head bigint not null,                    -- seal of the newest
+    head bigint not null,                    -- row checksum of the newest
     primary key (thread, space)
 ) with (fillfactor = 70);
 
@@ -104,7 +104,7 @@ create unique index chunk_name on {schema}.chunk (thread, name);
 alter table {schema}.chunk alter data set storage external;
 
 -- A row with an empty checksum is the tally of its pair: `epoch` is the number of writes, `fence`
--- the sum of their seals.
+-- the sum of their row checksums.
 create table {schema}.write (
     thread bigint not null,
     pair bytea not null,                     -- digest of (namespace, checkpoint)
@@ -119,7 +119,7 @@ create table {schema}.write (
     channel text not null,
     path text not null,
     checksum bytea not null,
-    seal bigint not null,                    -- over checksum, epoch, fence, revision
+    row_checksum bigint not null,            -- over checksum, epoch, fence, revision
     chunks bytea not null,
     body bytea not null
 );
@@ -138,7 +138,7 @@ create table {schema}.entry (
     until bigint not null,                   -- end of the lease
     clock text not null,                     -- whose clock that is
     checksum bytea not null,                 -- over kind, key and body
-    seal bigint not null,                    -- over all columns but the body
+    row_checksum bigint not null,            -- over all columns but the body
     body bytea not null
 );
 create unique index entry_name on {schema}.entry (thread, name);

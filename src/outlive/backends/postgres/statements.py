@@ -26,15 +26,15 @@ _NEWEST = """
 LISTED = "(t.checkpoints > 0 or t.writes > 0 or t.info_checksum is not null or t.run_sum <> 0)"
 
 # What is wrong with a thread, as the statements number it.
-GONE, NO_HEAD, TOO_FEW, UNSEALED, OLD_INFO, OLD_ENTRIES, BAD_ENTRY, FEW_WRITES, OTHER_KEY = range(10, 19)
+GONE, NO_HEAD, TOO_FEW, BAD_ROW, OLD_INFO, OLD_ENTRIES, BAD_ENTRY, FEW_WRITES, OTHER_KEY = range(10, 19)
 PROBLEMS = {
     GONE: "its row is gone",
     NO_HEAD: "its newest checkpoint is missing or is not the one that was stored last",
     TOO_FEW: "it does not have all the checkpoints that were stored",
-    UNSEALED: "its row does not match its seal",
+    BAD_ROW: "its row does not match its checksum",
     OLD_INFO: "its metadata is not what was stored last",
     OLD_ENTRIES: "its runs, steps or locks are not all, or not those that were stored last",
-    BAD_ENTRY: "one of its runs, steps or locks does not match its seal",
+    BAD_ENTRY: "one of its runs, steps or locks does not match its checksum",
     FEW_WRITES: "it does not have all the pending writes that were stored",
     OTHER_KEY: "its row has another key than the list of all threads",
 }
@@ -81,7 +81,7 @@ cross join lateral (
 union all
 select 2::bigint, null::bigint, w.namespace, w.checkpoint collate "C", w.task, w.channel, w.path, null::text,
     w.idx, w.epoch, w.fence, w.revision, null::bigint, null::bigint, null::bigint, null::bigint,
-    w.chunks, w.body, w.checksum, w.seal from w
+    w.chunks, w.body, w.checksum, w.row_checksum from w
 union all
 select 1::bigint, null::bigint, {_NOTHING}, k.name, k.data, null::bytea, null::bigint
 from w
@@ -153,9 +153,9 @@ left join c on false
 
 _THREADS = f"""
 select case
-        when t.is_unsealed then {UNSEALED}
+        when t.is_bad_row then {BAD_ROW}
         when r.digest is not null and r.info_checksum is distinct from t.info_checksum then {OLD_INFO}
-        when $1::boolean and c.seal is distinct from t.root_head then {NO_HEAD}
+        when $1::boolean and c.row_checksum is distinct from t.root_head then {NO_HEAD}
         else 0 end::bigint as problem,
     {THREAD}, {CHECKPOINT}
 from page t left join {{schema}}.roster r on r.digest = t.digest left join lateral ({{record}}) c on $1::boolean
@@ -166,8 +166,8 @@ order by 2
 
 _THREAD = f"""
 with page as materialized (
-    select t.*, {{schema}}.thread_seal_1(t) <> t.seal as is_unsealed from {{schema}}.thread t
-    where t.digest = $2::bytea and ({LISTED} or {{schema}}.thread_seal_1(t) <> t.seal)
+    select t.*, {{schema}}.thread_row_checksum_1(t) <> t.row_checksum as is_bad_row from {{schema}}.thread t
+    where t.digest = $2::bytea and ({LISTED} or {{schema}}.thread_row_checksum_1(t) <> t.row_checksum)
 ),
 gone as materialized (
     select r.id, r.digest from {{schema}}.roster r
@@ -185,8 +185,8 @@ _RANGE = """
 # A page of threads, and those of the roster that should be on it and are not.
 _LISTING = f"""
 with page as materialized (
-    select t.*, {{schema}}.thread_seal_1(t) <> t.seal as is_unsealed from {{schema}}.thread t
-    where ({LISTED} or {{schema}}.thread_seal_1(t) <> t.seal) and {_RANGE.format(table="t", last="$5::text")}
+    select t.*, {{schema}}.thread_row_checksum_1(t) <> t.row_checksum as is_bad_row from {{schema}}.thread t
+    where ({LISTED} or {{schema}}.thread_row_checksum_1(t) <> t.row_checksum) and {_RANGE.format(table="t", last="$5::text")}
     order by left(t.id, 400) collate "C", t.id limit $8::bigint
 ),
 last as materialized (
@@ -208,7 +208,7 @@ gone as materialized (
 # of the last second are read too, and sorted.
 _NEWEST_PAGE = """
 with page as materialized (
-    select t.*, {schema}.thread_seal_1(t) <> t.seal as is_unsealed
+    select t.*, {schema}.thread_row_checksum_1(t) <> t.row_checksum as is_bad_row
     from (
         select n.key from {schema}.newest_threads_1($2, $3, $4, $5, $6) n
         order by n.updated_at desc, n.id collate "C" limit $6::bigint
@@ -226,7 +226,7 @@ from {{schema}}.thread t where {LISTED} and t.tenant_digest = $1::bytea and t.te
 # with what their thread's row says.
 _IS_MANY = "$3::text in ({})".format(", ".join(f"'{kind}'" for kind in MANY))
 _ENTRY_SUM = f"""
-select {{schema}}.xor_1(e.seal) as sum, bool_or({{schema}}.entry_seal_1(t.digest, e) <> e.seal) as is_damaged
+select {{schema}}.xor_1(e.row_checksum) as sum, bool_or({{schema}}.entry_row_checksum_1(t.digest, e) <> e.row_checksum) as is_damaged
 from {{schema}}.entry e where e.thread = t.key
     and e.name >= case when {_IS_MANY} then '\\x01'::bytea else '' end
     and e.name < case when {_IS_MANY} then '\\x02'::bytea else '\\x01' end
@@ -305,13 +305,13 @@ left join {{schema}}.write w on w.thread = t.key {{condition}}
 _TOTALS = """
 select t.checkpoints, t.checkpoint_sum, t.root_checkpoints, t.root_head, t.writes, t.run_sum, t.step_sum, t.stored,
     c.rows, c.sum, c.roots,
-    (select x.seal from {schema}.checkpoint x where x.thread = t.key and x.space = ''
+    (select x.row_checksum from {schema}.checkpoint x where x.thread = t.key and x.space = ''
         order by x.epoch desc, x.seq desc, x.id desc limit 1),
     (select count(*) from {schema}.write w where w.thread = t.key and w.checksum <> ''),
-    (select {schema}.xor_1(e.seal) from {schema}.entry e where e.thread = t.key and e.name < '\\x01'::bytea),
-    (select {schema}.xor_1(e.seal) from {schema}.entry e where e.thread = t.key and e.name >= '\\x01'::bytea),
+    (select {schema}.xor_1(e.row_checksum) from {schema}.entry e where e.thread = t.key and e.name < '\\x01'::bytea),
+    (select {schema}.xor_1(e.row_checksum) from {schema}.entry e where e.thread = t.key and e.name >= '\\x01'::bytea),
     c.bytes + (select coalesce(sum(octet_length(k.data)), 0) from {schema}.chunk k where k.thread = t.key)::bigint,
-    {schema}.thread_seal_1(t) = t.seal,
+    {schema}.thread_row_checksum_1(t) = t.row_checksum,
     r.digest is not null and r.key = t.key and r.tenant_digest = t.tenant_digest and r.tenant = t.tenant and r.id = t.id,
     r.info_checksum is not distinct from t.info_checksum,
     (t.seq, t.epoch, t.revision) is not distinct from (
@@ -320,7 +320,7 @@ select t.checkpoints, t.checkpoint_sum, t.root_checkpoints, t.root_head, t.write
     ),
     not exists (
         select 1 from {schema}.write w where w.thread = t.key group by w.pair
-        having (count(*) filter (where w.checksum <> ''), {schema}.xor_1(w.seal))
+        having (count(*) filter (where w.checksum <> ''), {schema}.xor_1(w.row_checksum))
             is distinct from (max(w.epoch) filter (where w.checksum = ''), max(w.fence) filter (where w.checksum = ''))
     ),
     not exists (
@@ -329,12 +329,12 @@ select t.checkpoints, t.checkpoint_sum, t.root_checkpoints, t.root_head, t.write
             where x.thread = t.key and x.space <> '' group by x.space
         ) x full join (select s.* from {schema}.space s where s.thread = t.key) s on s.space = x.space
         where x.rows is distinct from s.checkpoints or s.head is distinct from (
-            select y.seal from {schema}.checkpoint y where y.thread = t.key and y.space = s.space
+            select y.row_checksum from {schema}.checkpoint y where y.thread = t.key and y.space = s.space
             order by y.epoch desc, y.seq desc, y.id desc limit 1
         )
     )
 from {schema}.thread t left join {schema}.roster r on r.digest = t.digest cross join lateral (
-    select count(*) as rows, {schema}.xor_1(x.seal) as sum, count(*) filter (where x.space = '') as roots,
+    select count(*) as rows, {schema}.xor_1(x.row_checksum) as sum, count(*) filter (where x.space = '') as roots,
         coalesce(sum(octet_length(x.body)), 0)::bigint as bytes, max(x.seq) as seq, max(x.epoch) as epoch
     from {schema}.checkpoint x where x.thread = t.key
 ) c
@@ -414,11 +414,11 @@ def statements(schema: str) -> Statements:
         put=f"select * from {schema}.put_1({_ARGUMENTS_OF_PUT})",
         reserve=of(_RESERVE),
         share=f"select {schema}.share_1($1, $2, $3, $4, $5, $6, $7, $8)",
-        read_head=read(newest("$2::bytea"), NO_HEAD, "c.seal is distinct from t.root_head"),
+        read_head=read(newest("$2::bytea"), NO_HEAD, "c.row_checksum is distinct from t.root_head"),
         read_head_of=read(
             newest("$2::bytea"),
             NO_HEAD,
-            f"c.seal is distinct from {head}",
+            f"c.row_checksum is distinct from {head}",
             f"when c.id is null and {_HAS_OTHER_KEY} then {OTHER_KEY}",
         ),
         read_id=read(by_name, TOO_FEW, f"c.id is null and ({_COUNT} <> t.checkpoints or exists ({by_id}))"),
@@ -463,7 +463,7 @@ def statements(schema: str) -> Statements:
         entries_of_status=of(_ENTRIES.replace(_STATUSES, "e.status = $9::text")),
         entries_of_thread=of(_ENTRIES_OF_THREAD),
         inventory=of(
-            f"select case when t.key is null then {_IS_GONE} when {{schema}}.thread_seal_1(t) <> t.seal then {UNSEALED} "
+            f"select case when t.key is null then {_IS_GONE} when {{schema}}.thread_row_checksum_1(t) <> t.row_checksum then {BAD_ROW} "
             "else 0 end::bigint, t.generation, t.revision, k.name, octet_length(k.data)::bigint, k.revision "
             "from (select 1) q left join {schema}.thread t on t.digest = $1 left join {schema}.chunk k on k.thread = t.key",
             digest="$1",

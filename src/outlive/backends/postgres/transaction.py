@@ -21,6 +21,8 @@ from outlive.backends.postgres.rows import (
     WRITE,
     blobs,
     checkpoint_document,
+    checksummed_entries,
+    checksummed_writes,
     digest,
     document,
     documents,
@@ -30,8 +32,6 @@ from outlive.backends.postgres.rows import (
     number,
     numbers,
     rows,
-    sealed_entries,
-    sealed_writes,
     space,
     to_checkpoint,
     to_entry,
@@ -41,7 +41,7 @@ from outlive.backends.postgres.rows import (
     to_writes,
 )
 from outlive.backends.postgres.save import thread_parameters
-from outlive.backends.postgres.statements import GONE, LISTED, NO_HEAD, PROBLEMS, UNSEALED
+from outlive.backends.postgres.statements import BAD_ROW, GONE, LISTED, NO_HEAD, PROBLEMS
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import Snapshot, Wanted, done_before
 from outlive.backends.rules.view import Effect
@@ -50,7 +50,7 @@ from outlive.runtime.runtime import Deadline
 
 T = TypeVar("T")
 TOKENS = 64  # bytes of tokens that a thread keeps
-_DAMAGED = {b"gone": GONE, b"seal": UNSEALED}  # what enter_1 says
+_DAMAGED = {b"gone": GONE, b"row_checksum": BAD_ROW}  # what enter_1 says
 _BATCH_BYTES = 64 << 20  # of chunks in one statement
 
 
@@ -131,7 +131,7 @@ class Transaction:
                 seen.records[record.namespace, record.id] = record
         if wanted.namespaces:
             answer = await self._query(
-                f"select s.space, s.head is distinct from c.seal, {CHECKPOINT} from ("
+                f"select s.space, s.head is distinct from c.row_checksum, {CHECKPOINT} from ("
                 "select u.space, case when u.space = '' then t.root_head else (select x.head from {schema}.space x "
                 "where x.thread = $1 and x.space = u.space) end as head "
                 "from unnest($2::bytea[]) u(space) cross join {schema}.thread t where t.key = $1) s "
@@ -242,13 +242,13 @@ class Transaction:
                 "(v->>'epoch')::bigint, (v->>'seq')::bigint, (v->>'created_at')::bigint, (v->>'size')::bigint, "
                 "(v->>'added')::bigint, (v->>'step')::bigint, (v->>'version')::bigint, (v->>'format')::int, "
                 "v->>'namespace', v->>'id', v->>'parent', v->>'run', v->>'source', (v->>'metadata')::jsonb, "
-                "decode(v->>'checksum', 'hex'), (v->>'seal')::bigint, c, b "
+                "decode(v->>'checksum', 'hex'), (v->>'row_checksum')::bigint, c, b "
                 "from unnest($2::jsonb[], $3::bytea[], $4::bytea[]) u(v, c, b) "
                 "on conflict (thread, name) do update set epoch = excluded.epoch, seq = excluded.seq, "
                 "created_at = excluded.created_at, size = excluded.size, added = excluded.added, step = excluded.step, "
                 "version = excluded.version, format = excluded.format, parent = excluded.parent, run = excluded.run, "
                 "source = excluded.source, metadata = excluded.metadata, checksum = excluded.checksum, "
-                "seal = excluded.seal, chunks = excluded.chunks, body = excluded.body",
+                "row_checksum = excluded.row_checksum, chunks = excluded.chunks, body = excluded.body",
                 self._key,
                 documents([checkpoint_document(self._commit.thread, record) for record in batch]),
                 blobs([b"".join(record.chunks) for record in batch]),
@@ -260,13 +260,13 @@ class Transaction:
             await self._query(
                 "insert into {schema}.write select $1, decode(v->>'pair', 'hex'), decode(v->>'task_digest', 'hex'), "
                 "(v->>'index')::bigint, (v->>'epoch')::bigint, (v->>'fence')::bigint, (v->>'revision')::bigint, "
-                "v->>'namespace', v->>'checkpoint', v->>'task', v->>'channel', v->>'path', decode(v->>'checksum', 'hex'), (v->>'seal')::bigint, c, b "
+                "v->>'namespace', v->>'checkpoint', v->>'task', v->>'channel', v->>'path', decode(v->>'checksum', 'hex'), (v->>'row_checksum')::bigint, c, b "
                 "from unnest($2::jsonb[], $3::bytea[], $4::bytea[]) u(v, c, b) "
                 "on conflict (thread, pair, task_digest, idx) do update set epoch = excluded.epoch, fence = excluded.fence, "
                 "revision = excluded.revision, channel = excluded.channel, path = excluded.path, "
-                "checksum = excluded.checksum, seal = excluded.seal, chunks = excluded.chunks, body = excluded.body",
+                "checksum = excluded.checksum, row_checksum = excluded.row_checksum, chunks = excluded.chunks, body = excluded.body",
                 self._key,
-                documents(sealed_writes(self._commit.thread, batch)),
+                documents(checksummed_writes(self._commit.thread, batch)),
                 blobs([b"".join(write.chunks) for write in batch]),
                 blobs([write.body for write in batch]),
             )
@@ -282,14 +282,14 @@ class Transaction:
             await self._query(
                 "insert into {schema}.entry select $1, decode(v->>'name', 'hex'), $2, v->>'kind', v->>'key', v->>'status', "
                 "(v->>'epoch')::bigint, (v->>'fence')::bigint, (v->>'revision')::bigint, (v->>'until')::bigint, "
-                "v->>'clock', decode(v->>'checksum', 'hex'), (v->>'seal')::bigint, b from unnest($3::jsonb[], $4::bytea[]) u(v, b) "
+                "v->>'clock', decode(v->>'checksum', 'hex'), (v->>'row_checksum')::bigint, b from unnest($3::jsonb[], $4::bytea[]) u(v, b) "
                 "on conflict (thread, name) do update set tenant_digest = excluded.tenant_digest, kind = excluded.kind, "
-                "key = excluded.key, seal = excluded.seal, status = excluded.status, epoch = excluded.epoch, "
+                "key = excluded.key, row_checksum = excluded.row_checksum, status = excluded.status, epoch = excluded.epoch, "
                 "fence = excluded.fence, revision = excluded.revision, until = excluded.until, clock = excluded.clock, "
                 "checksum = excluded.checksum, body = excluded.body",
                 self._key,
                 digest(self._commit.thread.tenant),
-                documents(sealed_entries(self._commit.thread, batch)),
+                documents(checksummed_entries(self._commit.thread, batch)),
                 blobs([entry.body or b"" for entry in batch]),
             )
         if wakes(last.values()):
@@ -347,7 +347,7 @@ class Sums:
 
     stored: int = 0
     writes: int = 0
-    seals: list[int] = field(default_factory=lambda: [0, 0, 0])  # of checkpoints, entries, steps
+    row_checksums: list[int] = field(default_factory=lambda: [0, 0, 0])  # of checkpoints, entries, steps
     spaces: dict[bytes, int] = field(default_factory=dict)
 
     def add(self, *cells: bytes | None) -> None:
@@ -358,9 +358,9 @@ class Sums:
             self.writes += count
         elif kind == 0:
             self.spaces[cells[1] or b""] = count
-            self.seals[0] ^= total
+            self.row_checksums[0] ^= total
         elif kind > 1:
-            self.seals[kind - 1] ^= total
+            self.row_checksums[kind - 1] ^= total
 
     def since(self, before: Sums) -> Sums:
         """Return what has changed."""
@@ -368,12 +368,14 @@ class Sums:
             space: self.spaces.get(space, 0) - before.spaces.get(space, 0)
             for space in (*before.spaces, *self.spaces)
         }
-        seals = [after ^ earlier for after, earlier in zip(self.seals, before.seals, strict=True)]
-        return Sums(self.stored - before.stored, self.writes - before.writes, seals, spaces)
+        row_checksums = [
+            after ^ earlier for after, earlier in zip(self.row_checksums, before.row_checksums, strict=True)
+        ]
+        return Sums(self.stored - before.stored, self.writes - before.writes, row_checksums, spaces)
 
     def totals(self) -> tuple[int, ...]:
         """Return what _put_row adds, in its order."""
-        checkpoints, entries, steps = self.seals
+        checkpoints, entries, steps = self.row_checksums
         return sum(self.spaces.values()), checkpoints, self.stored, self.writes, entries, steps
 
 
