@@ -108,11 +108,11 @@ class Connection:
         return (await self._ask(lambda: self._send(statement, parameters), deadline))[-1]
 
     def _send(self, statement: str, parameters: Sequence[Parameter]) -> None:
-        formats = [1] * len(parameters)
+        values, formats = list(parameters), [1] * len(parameters)  # psycopg 3.2 takes lists only
         if (name := self._names.get(statement)) is not None:
-            self._connection.send_query_prepared(name, parameters, formats, 1)
+            self._connection.send_query_prepared(name, values, formats, 1)
         else:
-            self._connection.send_query_params(statement.encode(), parameters, None, formats, 1)
+            self._connection.send_query_params(statement.encode(), values, None, formats, 1)
 
     async def exchange(
         self, *calls: tuple[str, Sequence[Parameter]], deadline: Deadline
