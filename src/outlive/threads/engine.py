@@ -197,7 +197,10 @@ class Engine:
     ) -> PendingWrite:
         with Located(key, record.checkpoint):
             stream = self.assemble(record.chunks, record.body, None, data)
-            value = self.codec.unpack(stream, opaque=opaque)
+            try:
+                value = self.codec.unpack(stream, opaque=opaque)
+            except (BadArgument, UnknownTag):  # an adapter wrote it: that must not hide the other writes
+                value = self.codec.unpack(stream, opaque=True)
         return PendingWrite(record.task, record.index, record.channel, value, record.path)
 
     # All of a thread

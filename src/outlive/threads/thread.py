@@ -45,6 +45,7 @@ from outlive.threads.export import export_thread
 from outlive.threads.history import History
 from outlive.threads.keep_policy import KeepPolicy
 from outlive.threads.metadata import describe_thread, open_info, pack_info
+from outlive.threads.pending_writes import open_interrupts
 from outlive.threads.save import Draft, Save
 from outlive.threads.save_options import Fencing, RunHandle, SaveOptions, run_id_of, set_options
 from outlive.threads.verify import verify_thread
@@ -377,9 +378,17 @@ class AsyncThread(Generic[S]):
         return records, await self._engine.backend.fetch(self._key, names) if names else {}
 
     async def interrupts(self, checkpoint: str | None = None) -> tuple[Interrupt, ...]:
-        """Return the interrupts of a checkpoint (default: the head) that have no resume value."""
-        stored = await self.checkpoint(checkpoint)
-        return stored.open_interrupts if stored is not None else ()
+        """Return the interrupts of a checkpoint (default: the head) that have no resume value.
+
+        Those of a LangGraph thread too, without its types: what cannot be built is `Opaque`.
+        """
+        await self._flush_queue()
+        id = optional_id("checkpoint", checkpoint)
+        reading = await self._engine.backend.read(self._key, self.namespace, id, chunks=False)
+        if reading.record is None:
+            return ()
+        info = self._engine.checkpoint(self._key, reading.record)
+        return open_interrupts(info.interrupts, await self.writes(info.id))
 
     async def resume(
         self, interrupt_id: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None

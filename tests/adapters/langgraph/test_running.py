@@ -132,6 +132,8 @@ def test_an_interrupt_makes_the_run_wait_and_the_answer_continues_it(store):
         "r", "open", "ask", "ask?",
     )  # fmt: skip
     assert store.find_run("r").status == "waiting"
+    assert [(asked.node, asked.payload) for asked in store.thread("t").interrupts()] == [("ask", "ask?")]
+    assert "__interrupt__" in [write.channel for write in store.thread("t").writes()]
     again = run_graph(graph, None, thread_id="t", store=store, run_id="r")
     assert again == asked
     with pytest.raises(outlive.errors.BadArgument, match="run 'r' of this thread waits for this answer"):
@@ -140,6 +142,7 @@ def test_an_interrupt_makes_the_run_wait_and_the_answer_continues_it(store):
     assert run_graph(graph, Command(resume="yes"), thread_id="t", store=store) == expected
     assert [(run.id, run.status, run.attempt) for run in store.runs()] == [("r", "completed", 1)]
     assert list(store.questions()) == []
+    assert store.thread("t").interrupts() == ()
     assert run_graph(graph, None, thread_id="t", store=store, run_id="r") == expected
 
 
