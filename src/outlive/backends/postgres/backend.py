@@ -139,7 +139,10 @@ class PostgresBackend:
         """Do work on a connection, and again on another one when the server was lost."""
         deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         attempts = Attempts(self._place, deadline, self._max_retries, self._pool.pause)
-        attempts.sent = may_be_done
+        if may_be_done and commit is not None:  # an attempt with others got no answer
+            attempts.sent, attempts.count = True, 1
+            if self._max_retries == 0:
+                raise outcome_unknown(commit, "no answer")
 
         async def attempt(deadline: Deadline) -> T:
             connection = await self._pool.take(deadline)
@@ -234,20 +237,22 @@ class PostgresBackend:
             for place, commit in enumerate(commits)
         ]
 
-    async def _commit(self, commit: Commit, *, may_be_done: bool = False) -> Receipt:
+    async def _commit(self, commit: Commit, *, is_alone: bool = False, may_be_done: bool = False) -> Receipt:
         """Do a commit.
 
         The thread's next commit tells the server about one that its caller gave up: it then comes
         too late.
         """
         try:
-            return await self._abandoned.watch(commit, lambda void: self._send(commit, void, may_be_done))
+            return await self._abandoned.watch(
+                commit, lambda void: self._send(commit, void, is_alone, may_be_done)
+            )
         except Corrupt as error:
             if error.thread is not None:
                 raise
             raise Corrupt(error.what, thread=commit.thread.id) from None
 
-    async def _send(self, commit: Commit, void: bytes, may_be_done: bool) -> Receipt:
+    async def _send(self, commit: Commit, void: bytes, is_alone: bool, may_be_done: bool) -> Receipt:
         check_acceptable(commit)
         if not is_plain(commit):
 
@@ -256,7 +261,7 @@ class PostgresBackend:
 
             return await self._call(transact, commit.timeout_s, commit)
         deadline = Deadline(self._timeout_s if commit.timeout_s is None else commit.timeout_s)
-        if is_light(commit) and not may_be_done:
+        if is_light(commit) and not is_alone:
             member = Member(commit, void, time.monotonic() + deadline.remaining_s())
             await self._groups.join(member, self._put)
             if member.cells is not None:
@@ -275,9 +280,9 @@ class PostgresBackend:
         except StoreError as error:  # the commit was done; what it stored could not be read back
             raise outcome_unknown(commit, str(error)) from error
 
-    async def commit_again(self, commit: Commit) -> Receipt | OutliveError:
-        """Do a commit that was sent before, and may be done."""
-        return await _result(self._commit(commit, may_be_done=True))
+    async def commit_alone(self, commit: Commit, *, may_be_done: bool) -> Receipt | OutliveError:
+        """Do a commit that was sent with others before."""
+        return await _result(self._commit(commit, is_alone=True, may_be_done=may_be_done))
 
     async def _put(self, group: Sequence[Member]) -> None:
         """Do what can be done of a group in one transaction. Each other commit continues alone."""

@@ -34,7 +34,7 @@ class Unreserving(Protocol):
         self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> Awaitable[list[tuple[ThreadKey, EntryRecord]]]: ...
     def commit_all(self, commits: Sequence[Commit]) -> Awaitable[list[Receipt | OutliveError]]: ...
-    def commit_again(self, commit: Commit) -> Awaitable[Receipt | OutliveError]: ...
+    def commit_alone(self, commit: Commit, *, may_be_done: bool) -> Awaitable[Receipt | OutliveError]: ...
 
 
 class PostgresReservation:
@@ -95,7 +95,7 @@ class PostgresReservation:
             if cells[1] is not None:
                 results[place] = put_receipt(commits[place], cells)
         return [
-            result or await self._backend.commit_again(commit)
+            result or await self._backend.commit_alone(commit, may_be_done=not answer)
             for commit, result in zip(commits, results, strict=True)
         ]
 
