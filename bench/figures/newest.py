@@ -67,10 +67,11 @@ def _commit(backend: Backend, draft: CheckpointRecord, numbers: range) -> None:
 
 def _check(name: str, store: outlive.Store, scale: Scale) -> None:
     """Compare what was listed with what was saved."""
-    saved = [f"thread-{n:06}" for n in range(scale.threads - 1, scale.threads - 1 - 2 * PAGE, -1)]
-    listed = [info.id for info in islice(store.threads(order="updated"), 2 * PAGE)]
-    size = store.size()
-    if sorted(listed) != sorted(saved) or (size.threads, size.checkpoints) != (scale.threads, scale.threads):
+    last = {f"thread-{n:06}" for n in range(max(0, scale.threads - 2 * _GROUP), scale.threads)}
+    page, size = _newest(store), store.size()
+    times = [info.updated_at for info in page]
+    is_newest = len({info.id for info in page} & last) == PAGE and times == sorted(times, reverse=True)
+    if not is_newest or (size.threads, size.checkpoints) != (scale.threads, scale.threads):
         raise AssertionError(f"{name} lists other threads than were saved")
 
 

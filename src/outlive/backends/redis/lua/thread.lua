@@ -32,8 +32,8 @@ local function state_of(row)
 end
 
 -- The row of the thread: fourteen numbers, the tokens of its last commits, newest first, and a
--- checksum. `listing` is how many of its entries list it. `last` is what the indexes of the bucket
--- have of it: `settle` compares.
+-- checksum. `listing` is how many of its entries list it. The indexes and totals still have
+-- `last_updated`, `last_checkpoints` and `last_stored`: see `note_change`.
 local ROW = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%x*)$'
 
 local function parse_row(raw)
