@@ -53,7 +53,7 @@ def expect(place: Place, state: State, thread_id: str = "talk") -> None:
 
 def stored_steps(store: outlive.Store, run: Run) -> int:
     """Return how many steps of a run the store holds."""
-    key = run._run.key
+    key = run._run._key
     return len(
         run_now(
             store._store._engine.backend.entries(EntryQuery(key.tenant, "step", thread=key, limit=1_000_000))
