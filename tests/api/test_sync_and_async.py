@@ -40,6 +40,7 @@ SOURCE = Path(outlive.__file__).parent
 MAY_IMPORT_ASYNCIO = {
     "runtime/loop.py",
     "backends/local/async_local.py",
+    "backends/postgres/groups.py",
     "backends/postgres/pool.py",
     "backends/redis/io_modes.py",
     "backends/server/sockets.py",

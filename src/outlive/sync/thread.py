@@ -177,7 +177,10 @@ class Thread(Generic[S]):
         return run_now(self._thread.writes(checkpoint))
 
     def interrupts(self, checkpoint: str | None = None) -> tuple[Interrupt, ...]:
-        """Return the interrupts of a checkpoint (default: the head) that have no resume value."""
+        """Return the interrupts of a checkpoint (default: the head) that have no resume value.
+
+        Those of a LangGraph thread too, without its types: what cannot be built is `Opaque`.
+        """
         return run_now(self._thread.interrupts(checkpoint))
 
     def resume(

@@ -328,7 +328,8 @@ class EntryContract(Contract):
         assert await _keys(probe, "run") == await _keys(probe, "lock") == []
 
     async def test_a_thread_of_entries_alone_is_listed_if_their_kind_says_so(self, probe: Probe) -> None:
-        for kind in KINDS.values():
+        kinds = [kind for kind in KINDS.values() if kind.name != OUTBOX]  # a pair reads those itself
+        for kind in kinds:
             other = probe.of(kind.name)
             await other.commit(entries=(EntryRecord(kind.name, "key", b"body", "open"),))
             row = await other.row()
@@ -336,7 +337,7 @@ class EntryContract(Contract):
             if row is not None:
                 assert (row.checkpoints, row.head, row.info) == (0, None, None)
             assert await probe.backend.audit(other.thread) == []
-        listing = sorted(kind.name for kind in KINDS.values() if kind.lists)
+        listing = sorted(kind.name for kind in kinds if kind.lists)
         newest = ThreadQuery("", newest=True)
         assert [row.id for row in await probe.backend.threads(ThreadQuery(""))] == listing
         assert sorted(row.id for row in await probe.backend.threads(newest)) == listing
