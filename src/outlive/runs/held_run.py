@@ -249,7 +249,9 @@ class HeldRun:
         """Store entries of this run durably; the caller holds the mutex."""
         self._check_live()
         chunks = self._stream.take()
-        receipt = await self._commit(Commit(self._key, entries=(*entries, *chunks, *self._renewals())))
+        fence = self._as_fence() if self._fence else None  # the null store gives no fence
+        commit = Commit(self._key, entries=(*entries, *chunks, *self._renewals()), fence=fence)
+        receipt: Receipt = await self._or_lose(self._engine.commit(commit))
         self._stream.settle(chunks)
         self._progress.wrote(self._revision)
         return receipt
