@@ -19,7 +19,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 Encode = Callable[[Any], Any]
@@ -69,11 +69,20 @@ def _find(cls: type) -> Callable[..., Anatomy] | None:
     if issubclass(cls, PLAIN_BASES):
         is_record = "__dataclass_fields__" in names or "__attrs_attrs__" in names
         return None if is_record or not _is_of_python(cls) else _subclass
-    if "__dataclass_fields__" in names:
-        return _dataclass
-    if "__attrs_attrs__" in names:
-        return _attrs
+    for mark, way in (("__dataclass_fields__", _dataclass), ("__attrs_attrs__", _attrs)):
+        if mark in names:
+            return None if _has_computed_field(cls, mark) else way
     return _pydantic if "__pydantic_fields__" in names else None
+
+
+def _has_computed_field(cls: Any, mark: str) -> bool:
+    """Tell whether a field is a property: to restore it would run code of the class."""
+    fields = inspect.getattr_static(cls, mark)
+    names = fields if isinstance(fields, dict) else [field.name for field in fields]
+    parts = (inspect.getattr_static(cls, name, None) for name in names)
+    return any(
+        hasattr(type(part), "__set__") and type(part) is not types.MemberDescriptorType for part in parts
+    )
 
 
 def _names(cls: type) -> set[str]:
@@ -139,11 +148,65 @@ def _defaults(fields: Iterable[Any], missing: object) -> dict[str, Callable[[], 
     return defaults
 
 
-def _restore(cls: type, fields: Mapping[str, Any]) -> Any:
-    obj: Any = object.__new__(cls)
-    for name, value in fields.items():
-        _set(obj, name, value)
+def _slots_of(cls: type) -> dict[str, Any]:
+    """Return the slots of a class and its bases: name → descriptor, which sets without running code."""
+    found: dict[str, Any] = {}
+    for base in reversed(type.mro(cls)):
+        inside = type.__getattribute__(base, "__dict__")
+        found.update(
+            (name, part) for name, part in inside.items() if type(part) is types.MemberDescriptorType
+        )
+    return found
+
+
+def _set_all(obj: Any, slots: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+    """Set attributes where they are kept, past any property and `__setattr__` of the class."""
+    for name, value in values.items():
+        if name in slots:
+            slots[name].__set__(obj, value)
+        else:
+            object.__getattribute__(obj, "__dict__")[name] = value
     return obj
+
+
+def _attributes(obj: Any, slots: Iterable[str], fields: Container[str] = ()) -> dict[str, Any]:
+    """Return what an object has beside its fields, without what its class computes when asked."""
+    held = dict(getattr(obj, "__dict__", ()))
+    held.update((name, getattr(obj, name)) for name in slots if hasattr(obj, name))
+    return {
+        name: value for name, value in held.items() if name not in fields and not _is_cached(type(obj), name)
+    }
+
+
+def _with_attributes(value: Any, attributes: dict[str, Any]) -> Any:
+    return (value, attributes) if attributes else value
+
+
+def _apart(stored: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what `_with_attributes` put together."""
+    if type(stored) is not tuple:
+        return stored, {}
+    if len(stored) != 2 or type(stored[1]) is not dict:
+        raise TypeError("it must be a value and its attributes")
+    return stored
+
+
+def _record(cls: Any, fields: _Fields, more: Mapping[str, Any] | None = None) -> Anatomy:
+    """Return the anatomy of a class that keeps its fields as attributes."""
+    slots = _slots_of(cls)
+
+    def encode(obj: Any) -> Any:
+        return _with_attributes(fields.of(obj), _attributes(obj, slots, _skipped))
+
+    def decode(stored: Any) -> Any:
+        value, attributes = _apart(stored)
+        return _set_all(object.__new__(cls), slots, {**(more or {}), **fields.match(value), **attributes})
+
+    _skipped = frozenset((*fields.names, *_NOT_STORED, *(more or ())))
+    return Anatomy(encode, decode)
+
+
+_NOT_STORED = ("__weakref__", "__pydantic_fields_set__", "__dict__")
 
 
 # Classes of fields --------------------------------------------------------------------------------
@@ -151,8 +214,8 @@ def _restore(cls: type, fields: Mapping[str, Any]) -> Any:
 
 def _dataclass(cls: Any) -> Anatomy:
     stored = dataclasses.fields(cls)
-    fields = _Fields(cls, (field.name for field in stored), _defaults(stored, dataclasses.MISSING))
-    return Anatomy(fields.of, lambda value: _restore(cls, fields.match(value)))
+    names = (field.name for field in stored)
+    return _record(cls, _Fields(cls, names, _defaults(stored, dataclasses.MISSING)))
 
 
 def _attrs(cls: Any) -> Anatomy:
@@ -167,7 +230,11 @@ def _attrs(cls: Any) -> Anatomy:
         elif default is not nothing:
             defaults[attribute.name] = functools.partial(_always, default)
     fields = _Fields(cls, (attribute.name for attribute in attributes), defaults)
-    return Anatomy(fields.of, lambda value: _restore(cls, fields.match(value)))
+    hashes = getattr(getattr(cls.__hash__, "__code__", None), "co_names", ())
+    return _record(cls, fields, {_HASH: None} if _HASH in hashes else None)
+
+
+_HASH = "_attrs_cached_hash"  # where attrs keeps the hash of an object, None until it is computed
 
 
 def _namedtuple(cls: Any) -> Anatomy:
@@ -176,11 +243,18 @@ def _namedtuple(cls: Any) -> Anatomy:
     }
     fields = _Fields(cls, cls._fields, defaults)
 
-    def decode(value: Any) -> Any:
-        matched = fields.match(value)
-        return tuple.__new__(cls, [matched[name] for name in fields.names])
+    slots = _slots_of(cls)
 
-    return Anatomy(lambda obj: dict(zip(fields.names, tuple.__iter__(obj), strict=True)), decode)
+    def encode(obj: Any) -> Any:
+        values = dict(zip(fields.names, tuple.__iter__(obj), strict=True))
+        return _with_attributes(values, _attributes(obj, slots, _NOT_STORED))
+
+    def decode(stored: Any) -> Any:
+        value, attributes = _apart(stored)
+        matched = fields.match(value)
+        return _set_all(tuple.__new__(cls, [matched[name] for name in fields.names]), slots, attributes)
+
+    return Anatomy(encode, decode)
 
 
 def _struct(cls: Any) -> Anatomy:
@@ -190,11 +264,14 @@ def _struct(cls: Any) -> Anatomy:
     make = cls
     if "__post_init__" in _names(cls):
         # Only msgspec can make a Struct, and it calls __post_init__. So an object of a class with the
-        # same layout and without that method is made, and then becomes one of this class.
+        # same layout, in which that method does nothing, is made, and then becomes one of this class.
         config = cls.__struct_config__
+        inherited = {name for base in cls.__bases__ for name in getattr(base, "__struct_fields__", ())}
         make = msgspec.defstruct(
-            cls.__name__, fields.names, weakref=config.weakref, dict=config.dict, gc=config.gc
-        )
+            cls.__name__, [name for name in fields.names if name not in inherited], bases=cls.__bases__,
+            namespace={"__post_init__": _always}, kw_only=True, frozen=False,
+            weakref=config.weakref, dict=config.dict, gc=config.gc,
+        )  # fmt: skip
 
     def decode(value: Any) -> Any:
         obj = make(**fields.match(value))
@@ -252,8 +329,9 @@ def _is_cached(cls: type, name: str) -> bool:
 def _enum(cls: Any) -> Anatomy:
     def decode(value: Any) -> Any:
         for member in type.__getattribute__(cls, "_member_map_").values():
-            if member._value_ == value and type(member._value_) is type(value):
-                return member
+            held = member._value_
+            if type(held) is type(value) and (held == value or (held != held and value != value)):
+                return member  # (NaN is not equal to itself)
         # Only the code of `enum` itself may make the union of several flags.
         if issubclass(cls, enum.Flag) and _is_plain_flag(cls) and type(value) is int:
             return cls(value)
@@ -270,30 +348,18 @@ def _is_plain_flag(cls: type[enum.Flag]) -> bool:
 def _subclass(cls: Any) -> Anatomy:
     base = next(base for base in _BUILT_IN if issubclass(cls, base))
     plain = dict if issubclass(base, dict) else base
-    slots = [name for base in cls.__mro__ for name in _slots(base)]
+    slots = _slots_of(cls)
 
     def encode(obj: Any) -> Any:
-        attributes = dict(getattr(obj, "__dict__", ()))
-        attributes.update((name, getattr(obj, name)) for name in slots if hasattr(obj, name))
-        value = _plain_value(plain, obj)
-        return (value, attributes) if attributes else value
+        return _with_attributes(_plain_value(plain, obj), _attributes(obj, slots, _NOT_STORED))
 
     def decode(stored: Any) -> Any:
-        value, attributes = stored if type(stored) is tuple and len(stored) == 2 else (stored, {})
+        value, attributes = _apart(stored)
         if not isinstance(value, list if plain is tuple else plain):
             raise TypeError(f"a stored {cls.__qualname__} must hold a {plain.__name__}")
-        obj = _filled(base, cls, value)
-        for name, item in attributes.items():
-            _set(obj, name, item)
-        return obj
+        return _set_all(_filled(base, cls, value), slots, attributes)
 
     return Anatomy(encode, decode)
-
-
-def _slots(cls: type) -> list[str]:
-    slots = cls.__dict__.get("__slots__", ())
-    names = [slots] if isinstance(slots, str) else list(slots)
-    return [name for name in names if isinstance(cls.__dict__.get(name), types.MemberDescriptorType)]
 
 
 def _plain_value(plain: Any, obj: Any) -> Any:

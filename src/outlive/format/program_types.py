@@ -96,7 +96,7 @@ def _find(tag: str, version: int) -> type:
         classes = [cls] if (cls := _standing(module, name)) is not None else []
         missing = f"{module} has no data class {name}: did it move? Register it with tag={tag!r}"
     else:
-        classes = [cls for cls in _living() if _is_named(cls, module, name)]
+        classes = [cls for cls in _living() if _is_tagged(cls, tag, module)]
         missing = f"the code that defines {name} has not run yet in this process: run it before loading"
     if len(classes) > 1:
         missing = f"{len(classes)} classes have this name: register the one that is meant with tag={tag!r}"
@@ -127,6 +127,11 @@ def _standing(module: str, path: str) -> type | None:
 def _is_named(cls: type, module: str, name: str) -> bool:
     own = type.__getattribute__(cls, "__dict__").get("__module__")
     return own == module and type.__getattribute__(cls, "__qualname__") == name and is_data_class(cls)
+
+
+def _is_tagged(cls: type, tag: str, module: str) -> bool:
+    is_ours = type.__getattribute__(cls, "__dict__").get("__module__") == module
+    return is_ours and tag_of(cls) == tag and is_data_class(cls)
 
 
 def _living() -> Iterator[type]:

@@ -179,8 +179,15 @@ def _hints(cls: type) -> list[Any]:
 
 
 def tag_of(cls: type) -> str:
-    """Return the tag of a class that was given none."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+    """Return the tag of a class that was given none. That of `Box[Item]` has the whole name of Item."""
+    ask = type.__getattribute__  # past a metaclass, which may answer with code
+    generic = ask(cls, "__dict__").get("__pydantic_generic_metadata__")
+    if not generic or not generic["args"]:
+        return f"{ask(cls, '__module__')}:{ask(cls, '__qualname__')}"
+    args = (
+        tag_of(arg) if isinstance(arg, type) and arg not in NATIVE else str(arg) for arg in generic["args"]
+    )
+    return f"{tag_of(generic['origin'])}[{', '.join(args)}]"
 
 
 default_registry = Registry()

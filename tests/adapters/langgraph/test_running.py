@@ -173,6 +173,37 @@ def test_an_answer_by_a_plain_invocation_ends_the_run_that_waited(store):
     assert plain.get_state(thread()).values["log"] == ["in", "a", "ask=plain"]
 
 
+def test_an_answer_goes_to_the_run_that_asked_last(store):
+    graph = line(Log, a=says("a"), ask=asks("ask")).compile(name="assistant")
+    for run_id in ("old", "new"):
+        run_graph(graph, {"log": [run_id]}, thread_id="t", store=store, run_id=run_id)
+    output = run_graph(graph, Command(resume="yes"), thread_id="t", store=store)
+    assert output["log"] == ["old", "a", "new", "a", "ask=yes"]
+    assert {run.id: run.status for run in store.runs()} == {"old": "waiting", "new": "completed"}
+
+
+def test_an_answer_beside_another_is_refused_and_so_is_more_than_an_answer(store):
+    graph = line(Log, a=says("a"), ask=asks("ask")).compile(name="assistant")
+    run_graph(graph, {"log": []}, thread_id="t", store=store, run_id="r")
+    with pytest.raises(outlive.errors.BadArgument, match=r"\) alone"):
+        run_graph(graph, Command(resume="yes", update={"log": ["x"]}), thread_id="t", store=store)
+    (question,) = store.questions()
+    store.answer("r", question.name, "first", by="ada")
+    with pytest.raises(outlive.errors.AlreadyAnswered, match="ada"):
+        run_graph(graph, Command(resume="second"), thread_id="t", store=store)
+    assert run_graph(graph, None, thread_id="t", store=store, run_id="r") == {"log": ["a", "ask=first"]}
+
+
+def test_an_interrupt_may_show_bytes(store):
+    def ask(state):
+        return {"log": [interrupt({"image": b"\xff\x00"})]}
+
+    graph = line(Log, ask=ask).compile()
+    run_graph(graph, {"log": []}, thread_id="t", store=store)
+    (question,) = store.questions()
+    assert question.payload["value"] == {"image": "_wA="}
+
+
 class Decision(BaseModel):
     ok: bool
 

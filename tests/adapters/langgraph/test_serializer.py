@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime as dt
 import enum
 import importlib
 import json
@@ -118,6 +119,15 @@ def test_a_class_may_be_named_in_types(url, value):
             stranger.get_tuple(at())
         with pytest.raises(outlive.errors.UnknownTag, match=type(value).__name__):
             list(stranger.list(at()))
+
+
+class Moment(dt.datetime):
+    pass
+
+
+def test_a_subclass_of_a_type_that_langgraph_calls_by_name_is_refused_when_it_is_stored(saver):
+    with pytest.raises(outlive.errors.Unencodable, match="Moment"):
+        put(saver, "1", values={"a": Moment(2026, 1, 1)})
 
 
 class Registered(BaseModel):

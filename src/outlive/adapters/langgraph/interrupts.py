@@ -12,6 +12,7 @@ plain: models and dataclasses become dicts.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ from outlive.runs.questions import QuestionInfo
 from outlive.runs.waits import Question
 from outlive.store import AsyncStore
 
+_UNANSWERED = ("waiting", "released")  # a run that is released has its answers, and continues with them
+_LONG_AGO = dt.datetime.min.replace(tzinfo=dt.UTC)
 _ID = 12  # characters of an interrupt's id in the name of its question
 
 
@@ -52,22 +55,36 @@ async def answer_run(store: AsyncStore, run: RunInfo, input: Any, *, is_named: b
     resume = getattr(input, "resume", None) if type(input).__name__ == "Command" else None
     if resume is None:
         return is_named
-    found = store.questions(status="open", thread=run.thread, agent=run.agent)
+    found = store.questions(status=None, thread=run.thread, agent=run.agent)
     asked = [question async for question in found if _interrupt_id(question) is not None]
+    asked = [question for question in asked if question.status in ("open", "answered")]
     if not asked:
         return is_named
-    waiting = asked[0].run
+    # The newest: an earlier run may still wait for what the graph does not ask any more.
+    waiting = max(asked, key=lambda question: question.asked_at or _LONG_AGO).run
+    if (
+        stored := await store.find_run(waiting, thread=run.thread)
+    ) is None or stored.status not in _UNANSWERED:
+        return is_named
     if is_named and waiting != run.id:
         raise BadArgument(
             f"run {waiting!r} of this thread waits for this answer; leave out run_id, or pass that one"
         )
+    if input.update is not None or input.goto:
+        raise BadArgument(
+            "a run that waits takes Command(resume=...) alone; change the state with graph.update_state before"
+        )
     ids = {_interrupt_id(question): question.name for question in asked if question.run == waiting}
+    still = {
+        _interrupt_id(question): question.name
+        for question in asked if question.run == waiting and question.status == "open"
+    }  # fmt: skip
     if not (isinstance(resume, Mapping) and resume and resume.keys() <= ids.keys()):
-        if len(ids) > 1:
+        if len(still or ids) > 1:
             raise BadArgument(
-                f"the graph asks {len(ids)} questions; answer with Command(resume={{id: answer}}): {[*ids]}"
+                f"the graph asks {len(still)} questions; answer with Command(resume={{id: answer}}): {[*still]}"
             )
-        resume = dict.fromkeys(ids, resume)
+        resume = dict.fromkeys(still or ids, resume)
     for id, value in resume.items():
         await store.answer(waiting, ids[id], value, by="Command(resume=...)", thread=run.thread)
     run.id = waiting
@@ -80,7 +97,9 @@ def _interrupt_id(question: QuestionInfo) -> str | None:
 
 
 def _payload(node: str, interrupt: Any) -> dict[str, Any]:
-    value = to_jsonable_python(interrupt.value, fallback=lambda part: f"<{type(part).__qualname__}>")
+    value = to_jsonable_python(
+        interrupt.value, bytes_mode="base64", fallback=lambda part: f"<{type(part).__qualname__}>"
+    )
     return {"node": node, "id": interrupt.id, "value": value}
 
 

@@ -77,8 +77,15 @@ class StrictSerializer(JsonPlusSerializer):
             if code in (ARRAY, SNAPSHOT):
                 ormsgpack.unpackb(payload, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
                 return
-            module, name, *_ = ormsgpack.unpackb(payload, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
-            if code != METHOD and not self.knows((module, name)):
+            module, name, _, *rest = ormsgpack.unpackb(
+                payload, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS
+            )
+            is_safe = (
+                (module, name, *rest) in SAFE_MSGPACK_METHODS
+                if code == METHOD
+                else self.knows((module, name))
+            )
+            if not is_safe:
                 unknown.append((module, name))
             is_own = is_own or (module, name) in self._types
 
