@@ -115,32 +115,56 @@ class BlockingGroups(Groups):
         member.wake.acquire()
         with self._mutex:
             self._queue.append(member)
-            leads, self._is_sending = not self._is_sending, True
+            if not self._is_sending:
+                self._is_sending, member.state = True, _LEADS
         try:
-            if not leads and not member.wake.acquire(timeout=_TURN_S) and not self._leave(member):
+            if (
+                member.state != _LEADS
+                and not member.wake.acquire(timeout=_TURN_S)
+                and not self._leave(member)
+            ):
                 # It is being sent, so the answer is worth waiting for.
                 member.wake.acquire(timeout=_left_s(member))
-            if member.state == _LEADS or leads:
-                await self._lead(send)
-        except BaseException:  # interrupted: nobody may send it later
-            self._leave(member)
-            raise
+            if member.state == _LEADS:
+                await self._lead(member, send)
+        finally:
+            # After an interruption nobody may send it later, nor wait for it to send.
+            with self._mutex:
+                self._withdraw(member)
 
-    async def _lead(self, send: Send) -> None:
+    async def _lead(self, member: Member, send: Send) -> None:
         group: Sequence[Member] = ()
         try:
             self._gather()
-            group = self._next()
+            with self._mutex:
+                group = self._next()
             await send(group)
         finally:
             with self._mutex:
-                if self._queue:
-                    self._queue[0].state = _LEADS
-                    self._queue[0].wake.release()
-                else:
-                    self._is_sending = False
-            for member in group:
-                member.wake.release()
+                if member in self._queue:  # interrupted while it gathered
+                    self._queue.remove(member)
+                self._pass_on()
+            for other in group:
+                other.wake.release()
+
+    def _leave(self, member: Member) -> bool:
+        with self._mutex:
+            return super()._leave(member)
+
+    def _withdraw(self, member: Member) -> None:
+        """Forget a member that waits no longer; if it had to send for the others, let the next one do that."""
+        is_queued = member in self._queue
+        if is_queued:
+            self._queue.remove(member)
+        if is_queued and member.state == _LEADS:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._queue:
+            self._queue[0].state = _LEADS
+            self._queue[0].wake.release()
+        else:
+            self._is_sending = False
 
     def _gather(self) -> None:
         """Wait while others arrive, if there were several lately."""
@@ -180,7 +204,8 @@ class SuspendingGroups(Groups):
             while self._queue:
                 await asyncio.sleep(_GATHER_S if self._usual > 1 else 0)
                 group = self._next()
-                await send(group)
+                if group:  # else the callers were cancelled
+                    await send(group)
                 for member in group:
                     _wake(member)
         finally:

@@ -290,6 +290,11 @@ select t.id, t.digest, {ENTRY} from {{schema}}.entry e join {{schema}}.thread t 
 where e.tenant_digest = $1::bytea and e.kind = $2::text
     and left(e.key, 400) >= $3::text and left(e.key, 400) <= $4::text
     and starts_with(e.key, $5::text) and ($6::text is null or e.key > $6::text)
+    -- Of each thread the first alone: the ones after it must not be claimed while another worker has it.
+    and not exists (
+        select 1 from {{schema}}.entry x
+        where x.thread = e.thread and x.name < '\\x01'::bytea and x.kind = e.kind and x.key < e.key and starts_with(x.key, $5::text)
+    )
 order by left(e.key, 400) collate "C" limit $7::bigint for update of e skip locked
 """
 

@@ -99,17 +99,15 @@ end
 
 -- Make the index by time and the totals agree with a row.
 local function note_change(was_listed, is_listed, row, tenant, id)
-  local gone, added, old_count, old_bytes = 0, 0, 0, 0
-  if was_listed then
-    gone = try('ZREM', RECENT, time_line(tenant, id, row.last_updated))
-    old_count, old_bytes = row.last_checkpoints, row.last_stored
-  end
+  local gone, added = 0, 0
+  if was_listed then gone = try('ZREM', RECENT, time_line(tenant, id, row.last_updated)) end
   if is_listed then added = try('ZADD', RECENT, 0, time_line(tenant, id, row.updated)) end
   count_times(added - gone)
-  if row.ends ~= 0 then return end -- the totals do not count
-  add_total('t', tenant, (is_listed and 1 or 0) - (was_listed and 1 or 0))
-  add_total('c', tenant, (is_listed and row.checkpoints or 0) - old_count)
-  add_total('b', tenant, (is_listed and row.stored or 0) - old_bytes)
+  -- A thread that may expire is in no total. It may have got its TTL now, or be deleted with one.
+  local was_counted, is_counted = was_listed and row.last_ends == 0, is_listed and row.ends == 0
+  add_total('t', tenant, (is_counted and 1 or 0) - (was_counted and 1 or 0))
+  add_total('c', tenant, (is_counted and row.checkpoints or 0) - (was_counted and row.last_checkpoints or 0))
+  add_total('b', tenant, (is_counted and row.stored or 0) - (was_counted and row.last_stored or 0))
 end
 
 -- Begin a thread. The lines of an expired thread with this name are removed first. An expired

@@ -33,7 +33,7 @@ end
 
 -- The row of the thread: fourteen numbers, the tokens of its last commits, newest first, and a
 -- checksum. `listing` is how many of its entries list it. The indexes and totals still have
--- `last_updated`, `last_checkpoints` and `last_stored`: see `note_change`.
+-- `last_updated`, `last_checkpoints`, `last_stored` and `last_ends`: see `note_change`.
 local ROW = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%x*)$'
 
 local function parse_row(raw)
@@ -44,7 +44,7 @@ local function parse_row(raw)
     generation = g, revision = tonumber(v), epoch = tonumber(e), seq = tonumber(s), created = c, updated = u,
     checkpoints = tonumber(n), writes = tonumber(w), entries = tonumber(k), stored = tonumber(b),
     info_version = tonumber(x), info = tonumber(i), ends = tonumber(z), listing = tonumber(l), tokens = t,
-    last_updated = u, last_checkpoints = tonumber(n), last_stored = tonumber(b),
+    last_updated = u, last_checkpoints = tonumber(n), last_stored = tonumber(b), last_ends = tonumber(z),
   }
 end
 
