@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 Encode = Callable[[Any], Any]
 Decode = Callable[[Any], Any]
+Default = Callable[[Any], Any]  # of the fields that were stored
 
 PLAIN_BASES: tuple[type, ...] = (str, bytes, int, float, dict, list, tuple, set, frozenset)
 _BUILT_IN = (collections.OrderedDict, *PLAIN_BASES)
@@ -71,7 +72,7 @@ def _find(cls: type) -> Callable[..., Anatomy] | None:
         return None if is_record or not _is_of_python(cls) else _subclass
     for mark, way in (("__dataclass_fields__", _dataclass), ("__attrs_attrs__", _attrs)):
         if mark in names:
-            return None if _has_computed_field(cls, mark) else way
+            return None if _has_computed_field(cls, mark) or not _is_of_python(cls) else way
     return _pydantic if "__pydantic_fields__" in names else None
 
 
@@ -102,7 +103,7 @@ class _Fields:
     """The fields of a class today, and what those get that were not stored."""
 
     def __init__(
-        self, cls: type, names: Iterable[str], defaults: Mapping[str, Callable[[], Any]], drop: bool = False
+        self, cls: type, names: Iterable[str], defaults: Mapping[str, Default], drop: bool = False
     ) -> None:
         self.cls = cls
         self.names = list(names)
@@ -124,27 +125,31 @@ class _Fields:
             raise TypeError(
                 f"{self.cls.__qualname__} has no field {min(gone)!r} any more; register a new version with an upgrade"
             )
-        return {name: stored[name] if name in stored else self._default(name) for name in self.names}
+        return {name: stored[name] if name in stored else self._default(name, stored) for name in self.names}
 
-    def _default(self, name: str) -> Any:
+    def _default(self, name: str, stored: dict[str, Any]) -> Any:
         if name not in self._defaults:
             raise TypeError(
                 f"field {name!r} of {self.cls.__qualname__} was not stored; register a new version with an upgrade"
             )
-        return self._defaults[name]()
+        return self._defaults[name](stored)
 
 
-def _always(value: Any) -> Any:
+def _always(value: Any, _: Any = None) -> Any:
     return value
 
 
-def _defaults(fields: Iterable[Any], missing: object) -> dict[str, Callable[[], Any]]:
-    defaults: dict[str, Callable[[], Any]] = {}
+def _made_by(factory: Callable[[], Any]) -> Default:
+    return lambda _: factory()
+
+
+def _defaults(fields: Iterable[Any], missing: object) -> dict[str, Default]:
+    defaults: dict[str, Default] = {}
     for field in fields:
         if field.default is not missing:
             defaults[field.name] = functools.partial(_always, field.default)
         elif field.default_factory is not missing:
-            defaults[field.name] = field.default_factory
+            defaults[field.name] = _made_by(field.default_factory)
     return defaults
 
 
@@ -206,7 +211,11 @@ def _record(cls: Any, fields: _Fields, more: Mapping[str, Any] | None = None) ->
     return Anatomy(encode, decode)
 
 
-_NOT_STORED = ("__weakref__", "__pydantic_fields_set__", "__dict__")
+_NOT_STORED = (
+    "__weakref__",
+    "__dict__",
+    "__orig_class__",
+)  # the last one is of a generic alias, `Box[int]()`
 
 
 # Classes of fields --------------------------------------------------------------------------------
@@ -221,12 +230,12 @@ def _dataclass(cls: Any) -> Anatomy:
 def _attrs(cls: Any) -> Anatomy:
     attributes = cls.__attrs_attrs__
     nothing = sys.modules["attr"].NOTHING
-    defaults: dict[str, Callable[[], Any]] = {}
+    defaults: dict[str, Default] = {}
     for attribute in attributes:
         default = attribute.default
         if isinstance(default, sys.modules["attr"].Factory):
             if not default.takes_self:
-                defaults[attribute.name] = default.factory
+                defaults[attribute.name] = _made_by(default.factory)
         elif default is not nothing:
             defaults[attribute.name] = functools.partial(_always, default)
     fields = _Fields(cls, (attribute.name for attribute in attributes), defaults)
@@ -238,7 +247,7 @@ _HASH = "_attrs_cached_hash"  # where attrs keeps the hash of an object, None un
 
 
 def _namedtuple(cls: Any) -> Anatomy:
-    defaults: dict[str, Callable[[], Any]] = {
+    defaults: dict[str, Default] = {
         name: functools.partial(_always, value) for name, value in cls._field_defaults.items()
     }
     fields = _Fields(cls, cls._fields, defaults)
@@ -273,28 +282,37 @@ def _struct(cls: Any) -> Anatomy:
             weakref=config.weakref, dict=config.dict, gc=config.gc,
         )  # fmt: skip
 
-    def decode(value: Any) -> Any:
+    def encode(obj: Any) -> Any:
+        return _with_attributes(fields.of(obj), dict(getattr(obj, "__dict__", ())))
+
+    def decode(stored: Any) -> Any:
+        value, attributes = _apart(stored)
         obj = make(**fields.match(value))
         if make is not cls:
             obj.__class__ = cls
-        return obj
+        return _set_all(obj, {}, attributes)
 
-    return Anatomy(fields.of, decode)
+    return Anatomy(encode, decode)
 
 
 def _pydantic(cls: Any, drop: bool) -> Anatomy:
     infos = cls.__pydantic_fields__
-    defaults = {
-        name: functools.partial(info.get_default, call_default_factory=True, validated_data={})
-        for name, info in infos.items()
-        if not info.is_required()
+    defaults: dict[str, Default] = {
+        name: functools.partial(_default_of, info) for name, info in infos.items() if not info.is_required()
     }
     extra = cls.model_config.get("extra")
     fields = _Fields(cls, infos, defaults, drop and extra != "forbid")
     takes_extra = extra == "allow"
+    privates = cls.__private_attributes__
+    slots = {name: part for name, part in _slots_of(cls).items() if name.startswith("__pydantic_")}
+    hidden = {  # a RootModel has these on the class
+        name for name in slots if inspect.getattr_static(cls, name) is not slots[name]
+    }
 
     def encode(obj: Any) -> dict[str, Any]:
         parts = {"fields": dict(obj.__dict__), "set": sorted(obj.__pydantic_fields_set__)}
+        if absent := infos.keys() - obj.__dict__.keys():  # made by model_construct
+            parts["absent"] = sorted(absent)
         if obj.__pydantic_extra__:
             parts["extra"] = dict(obj.__pydantic_extra__)
         if obj.__pydantic_private__ is not None:
@@ -305,18 +323,34 @@ def _pydantic(cls: Any, drop: bool) -> Anatomy:
         stored = value["fields"]
         if stored.keys() != infos.keys():
             cached = {name: item for name, item in stored.items() if _is_cached(cls, name)}
-            stored = {name: item for name, item in stored.items() if name not in cached}
-            stored = {**fields.match(stored), **cached}
+            absent = dict.fromkeys(value.get("absent", ()))
+            given = {name: item for name, item in stored.items() if name not in cached}
+            matched = fields.match({**absent, **given})
+            stored = {name: item for name, item in matched.items() if name not in absent} | cached
+        private = value.get("private")
+        if privates and (private is None or private.keys() != privates.keys()):
+            new = {name: part for name, part in privates.items() if name not in (private or {})}
+            private = {**_private_defaults(new), **(private or {})}
+        parts = {
+            "__pydantic_fields_set__": set(value["set"]),
+            "__pydantic_extra__": value.get("extra", {}) if takes_extra else None,
+            "__pydantic_private__": private,
+        }
         model = object.__new__(cls)
         _set(model, "__dict__", stored)
-        _set(model, "__pydantic_fields_set__", set(value["set"]))
-        more = value.get("extra", {}) if takes_extra else None
-        for name, item in (("__pydantic_extra__", more), ("__pydantic_private__", value.get("private"))):
-            if getattr(model, name, model) is not item:  # a RootModel has them on the class
-                _set(model, name, item)
-        return model
+        return _set_all(model, slots, {name: part for name, part in parts.items() if name not in hidden})
 
     return Anatomy(encode, decode)
+
+
+def _default_of(info: Any, stored: dict[str, Any]) -> Any:
+    return info.get_default(call_default_factory=True, validated_data=stored)
+
+
+def _private_defaults(privates: Mapping[str, Any]) -> dict[str, Any]:
+    undefined = sys.modules["pydantic_core"].PydanticUndefined
+    defaults = {name: part.get_default() for name, part in privates.items()}
+    return {name: value for name, value in defaults.items() if value is not undefined}
 
 
 def _is_cached(cls: type, name: str) -> bool:

@@ -31,6 +31,7 @@ from outlive.adapters.langgraph.values.messages import opened
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.adapters.langgraph.values.user_types import name_of
 from outlive.errors import BadArgument, Corrupt, OutliveError, Unencodable
+from outlive.format.anatomy import PLAIN_BASES
 from outlive.format.codec import Codec, Hook
 from outlive.format.extensions import Composite, Raw, Scalar
 from outlive.format.program_types import ProgramTypes
@@ -57,6 +58,9 @@ class ValueCodec(Codec):
         return self._through_serializer(value) if reduced is None else reduced
 
     def _through_serializer(self, value: Any) -> Scalar | None:
+        is_lenient = isinstance(self._serde, StrictSerializer) and not self._serde.is_strict
+        if is_lenient and isinstance(value, PLAIN_BASES):
+            return None  # the serializer would make a plain one of it
         try:
             kind, data = self._serde.dumps_typed(value)
         except TypeError as error:
