@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
@@ -192,6 +193,33 @@ def test_an_answer_beside_another_is_refused_and_so_is_more_than_an_answer(store
     with pytest.raises(outlive.errors.AlreadyAnswered, match="ada"):
         run_graph(graph, Command(resume="second"), thread_id="t", store=store)
     assert run_graph(graph, None, thread_id="t", store=store, run_id="r") == {"log": ["a", "ask=first"]}
+
+
+def test_an_answer_may_be_an_object_and_a_set_is_the_same_question_in_every_process(store):
+    def ask(state):
+        return {"log": [interrupt({"options": {"beta", "alpha", "gamma"}})]}
+
+    graph = line(Log, ask=ask).compile()
+    run_graph(graph, {"log": []}, thread_id="t", store=store, run_id="r")
+    (question,) = store.questions()
+    assert question.payload["value"] == {"options": ["alpha", "beta", "gamma"]}
+    output = run_graph(graph, Command(resume=Decision(ok=True)), thread_id="t", store=store)
+    assert output == {"log": [Decision(ok=True)]}
+
+
+def test_what_a_serializer_encrypts_is_in_no_question(tmp_path):
+    serde = EncryptedSerializer.from_pycryptodome_aes(key=b"k" * 16)
+    graph = line(Log, ask=asks("secret")).compile(checkpointer=OutliveSaver("memory:", serde=serde))
+    with outlive.open(tmp_path / "a.db") as store:
+        run_graph(graph, {"log": []}, thread_id="t", store=store, run_id="r")
+        (question,) = store.questions()
+        assert question.payload.keys() == {"node", "id"}
+        output = run_graph(graph, Command(resume="hidden"), thread_id="t", store=store)
+        assert output == {"log": ["secret=hidden"]}
+        assert [answered.value for answered in store.questions(status="answered")] != ["hidden"]
+    for file in tmp_path.iterdir():
+        assert b"hidden" not in file.read_bytes()
+        assert b"secret?" not in file.read_bytes()
 
 
 def test_an_interrupt_may_show_bytes(store):

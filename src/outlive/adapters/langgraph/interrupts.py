@@ -7,18 +7,22 @@ interrupt's id. The run waits for all of them, and then the graph continues with
 answers, and LangGraph runs the node again, as it does whenever a node is interrupted.
 
 The payload of a question is for people and for processes without the classes of the graph, so it is
-plain: models and dataclasses become dicts.
+plain: models and dataclasses become dicts. With a serializer that decides alone what its bytes look
+like, such as one that encrypts, the payload has no value: it would be readable.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from outlive.errors import BadArgument
+from outlive.adapters.langgraph.packed_values import is_packed, pack, unpack
+from outlive.adapters.langgraph.values.codec import ValueCodec
+from outlive.errors import BadArgument, Unencodable
 from outlive.runs.answer_schema import schema_of
 from outlive.runs.lease import RunInfo
 from outlive.runs.questions import QuestionInfo
@@ -27,26 +31,33 @@ from outlive.store import AsyncStore
 
 _UNANSWERED = ("waiting", "released")  # a run that is released has its answers, and continues with them
 _LONG_AGO = dt.datetime.min.replace(tzinfo=dt.UTC)
-_ID = 12  # characters of an interrupt's id in the name of its question
+_ID, _NODE = 12, 100  # characters of an interrupt's id and its node in the name of its question
 
 
-def questions_of(state: Any) -> dict[str, Question]:
+def questions_of(state: Any, codec: ValueCodec) -> dict[str, Question]:
     """Return the questions that a graph asks in a state, by name; none when it does not wait."""
     return {
-        f"{task.name}:{interrupt.id[:_ID]}": Question(_payload(task.name, interrupt), _schema(interrupt))
+        _name(task.name, interrupt): Question(_payload(task.name, interrupt, codec), _schema(interrupt))
         for task in state.tasks
         for interrupt in task.interrupts
     }
 
 
-def resumed_by(questions: Mapping[str, Question], answers: Mapping[str, Any]) -> Any:
+def _name(node: str, interrupt: Any) -> str:
+    return f"{' '.join(node.split())[:_NODE]}:{interrupt.id[:_ID]}"
+
+
+def resumed_by(questions: Mapping[str, Question], answers: Mapping[str, Any], codec: ValueCodec) -> Any:
     """Return the input with which a graph continues."""
     from langgraph.types import Command  # the extra needs only langgraph-checkpoint
 
-    return Command(resume={question.payload["id"]: answers[name] for name, question in questions.items()})
+    values = {name: unpack(codec, value) if is_packed(value) else value for name, value in answers.items()}
+    return Command(resume={question.payload["id"]: values[name] for name, question in questions.items()})
 
 
-async def answer_run(store: AsyncStore, run: RunInfo, input: Any, *, is_named: bool) -> bool:
+async def answer_run(
+    store: AsyncStore, run: RunInfo, input: Any, codec: ValueCodec, *, is_named: bool
+) -> bool:
     """If the input is the answer for which a run of the thread waits, store it, and let `run` be that run.
 
     Returns whether `run` is one that may exist already. Raises AlreadyAnswered, AnswerInvalid, and
@@ -85,10 +96,23 @@ async def answer_run(store: AsyncStore, run: RunInfo, input: Any, *, is_named: b
                 f"the graph asks {len(still)} questions; answer with Command(resume={{id: answer}}): {[*still]}"
             )
         resume = dict.fromkeys(still or ids, resume)
+    schemas = {question.name: question.schema for question in asked if question.run == waiting}
     for id, value in resume.items():
-        await store.answer(waiting, ids[id], value, by="Command(resume=...)", thread=run.thread)
+        answer = _answer(store, value, schemas[ids[id]], codec)
+        await store.answer(waiting, ids[id], answer, by="Command(resume=...)", thread=run.thread)
     run.id = waiting
     return True
+
+
+def _answer(store: AsyncStore, value: Any, schema: Any, codec: ValueCodec) -> Any:
+    """Return an answer in a form that the store takes: objects are packed as the graph's serializer does."""
+    if schema is not None:
+        return to_jsonable_python(value)
+    if codec.is_open:
+        with contextlib.suppress(Unencodable):
+            store._engine.codec.pack(value)
+            return value
+    return pack(codec, value, "answer")
 
 
 def _interrupt_id(question: QuestionInfo) -> str | None:
@@ -96,11 +120,24 @@ def _interrupt_id(question: QuestionInfo) -> str | None:
     return payload.get("id") if isinstance(payload, dict) and "node" in payload else None
 
 
-def _payload(node: str, interrupt: Any) -> dict[str, Any]:
-    value = to_jsonable_python(
-        interrupt.value, bytes_mode="base64", fallback=lambda part: f"<{type(part).__qualname__}>"
-    )
-    return {"node": node, "id": interrupt.id, "value": value}
+def _payload(node: str, interrupt: Any, codec: ValueCodec) -> dict[str, Any]:
+    payload = {"node": node, "id": interrupt.id}
+    if codec.is_open:
+        payload["value"] = to_jsonable_python(
+            _in_order(interrupt.value),
+            bytes_mode="base64",
+            fallback=lambda part: f"<{type(part).__qualname__}>",
+        )
+    return payload
+
+
+def _in_order(value: Any) -> Any:
+    """Return a value whose sets are sorted: they have another order in every process, and a question must be the same."""
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if type(value) is dict:
+        return {key: _in_order(item) for key, item in value.items()}
+    return [_in_order(item) for item in value] if type(value) in (list, tuple) else value
 
 
 def _schema(interrupt: Any) -> Any:

@@ -25,6 +25,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from outlive.adapters.langgraph.config import thread_of
 from outlive.adapters.langgraph.interrupts import answer_run, questions_of, resumed_by
+from outlive.adapters.langgraph.packed_values import MARK, pack, unpack
 from outlive.adapters.langgraph.saver import OutliveSaver
 from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.values.codec import ValueCodec
@@ -41,7 +42,6 @@ from outlive.store import AsyncStore
 from outlive.sync.run import Run
 from outlive.sync.store import Store
 
-_MARK = "langgraph"  # [mark, kind, bytes]: a value that the codec of the graph's serializer wrote
 _DEFAULTS = {"durability": "sync"}
 _PAGE = 64
 
@@ -71,7 +71,7 @@ def run_graph(
     """
     inner = _store_of(graph, store)._store
     info = _info(inner, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
-    is_named = run_now(answer_run(inner, info, input, is_named=run_id is not None))
+    is_named = run_now(answer_run(inner, info, input, _codec_of(inner, graph), is_named=run_id is not None))
     with Run(inner._run(info, is_bare=True, is_named=is_named)) as started:
         graph_run = _GraphRun(graph, started._run, config)
         return graph_run.stored_output() if started.is_finished else graph_run.invoke(options)
@@ -101,7 +101,7 @@ async def arun_graph(
     if not isinstance(store, AsyncStore):
         raise BadArgument("arun_graph needs the store: arun_graph(..., store=await outlive.open_async(url))")
     info = _info(store, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
-    is_named = await answer_run(store, info, input, is_named=run_id is not None)
+    is_named = await answer_run(store, info, input, _codec_of(store, graph), is_named=run_id is not None)
     async with store._run(info, is_bare=True, is_named=is_named) as started:
         graph_run = _GraphRun(graph, started, config)
         return await graph_run.astored_output() if started.is_finished else await graph_run.ainvoke(options)
@@ -146,16 +146,16 @@ class _GraphRun:
         point = run_now(self._resume_point())
         state = None if point is None else self.graph.get_state(self._at(point.id))
         if point is not None and self._is_over(point, state):
-            self._run.info.result = [_MARK, "checkpoint", point.id]
+            self._run.info.result = [MARK, "checkpoint", point.id]
             return self._output_of(state)
         input = self._input(point)
-        questions = {} if state is None else questions_of(state)
+        questions = {} if state is None else questions_of(state, self._codec)
         self.output = None if state is None else self._output_of(state)
         while True:
             if questions:
                 input = run_now(self._ask(questions))
             self.output = self.graph.invoke(input, self.config, **{**_DEFAULTS, **options})
-            questions = questions_of(self.graph.get_state(self.config))
+            questions = questions_of(self.graph.get_state(self.config), self._codec)
             if not questions:
                 self._run.info.result = run_now(self._result())
                 return self.output
@@ -165,16 +165,16 @@ class _GraphRun:
         point = await self._resume_point()
         state = None if point is None else await self.graph.aget_state(self._at(point.id))
         if point is not None and self._is_over(point, state):
-            self._run.info.result = [_MARK, "checkpoint", point.id]
+            self._run.info.result = [MARK, "checkpoint", point.id]
             return self._output_of(state)
         input = self._input(point)
-        questions = {} if state is None else questions_of(state)
+        questions = {} if state is None else questions_of(state, self._codec)
         self.output = None if state is None else self._output_of(state)
         while True:
             if questions:
                 input = await self._ask(questions)
             self.output = await self.graph.ainvoke(input, self.config, **{**_DEFAULTS, **options})
-            questions = questions_of(await self.graph.aget_state(self.config))
+            questions = questions_of(await self.graph.aget_state(self.config), self._codec)
             if not questions:
                 self._run.info.result = await self._result()
                 return self.output
@@ -188,7 +188,7 @@ class _GraphRun:
             )
         answers = await self._run.ask_all(questions)
         self._answered |= questions.keys()
-        return resumed_by(questions, answers)
+        return resumed_by(questions, answers, self._codec)
 
     def stored_output(self) -> Any:
         """Return the output of a run that has ended."""
@@ -229,7 +229,7 @@ class _GraphRun:
         return False
 
     def _input(self, point: _ResumePoint | None) -> Any:
-        return None if point is not None else _unpack(self._codec, self._run.info.prompt)
+        return None if point is not None else unpack(self._codec, self._run.info.prompt)
 
     async def _result(self) -> list[Any]:
         """Return the result to store: the last checkpoint, which has the output.
@@ -237,11 +237,11 @@ class _GraphRun:
         (A copy would grow with the thread.)
         """
         reading = await self._run._engine.backend.read(self._run._key, "", chunks=False)
-        return [_MARK, "checkpoint", reading.record.id if reading.record is not None else None]
+        return [MARK, "checkpoint", reading.record.id if reading.record is not None else None]
 
     def _last(self) -> RunnableConfig:
         result = self._run.info.result
-        if not isinstance(result, list) or result[:2] != [_MARK, "checkpoint"]:
+        if not isinstance(result, list) or result[:2] != [MARK, "checkpoint"]:
             raise RunEnded(self._run.id, self._run.status)
         return self._at(result[2])
 
@@ -280,7 +280,7 @@ def _info(
         id=new_id() if run_id is None else check_id("run_id", run_id),
         thread=thread_of(thread_id),
         agent=agent or graph.get_name(),
-        prompt=_pack(Session.of(store, _serde_of(graph)).codec, input),
+        prompt=pack(_codec_of(store, graph), input, "input"),
         max_attempts=max_attempts,
         lease_s=float(lease_s),
         code_version=code_version,
@@ -298,17 +298,10 @@ def _store_of(graph: Any, store: Store | None) -> Store:
     )
 
 
+def _codec_of(store: AsyncStore, graph: Any) -> ValueCodec:
+    return Session.of(store, _serde_of(graph)).codec
+
+
 def _serde_of(graph: Any) -> SerializerProtocol:
     saver = getattr(graph, "checkpointer", None)
     return saver.serde if isinstance(saver, BaseCheckpointSaver) else StrictSerializer(strict=False)
-
-
-def _pack(codec: ValueCodec, value: Any) -> list[Any]:
-    kind = "open" if codec.is_open else "sealed"
-    return [_MARK, kind, codec.pack(value if codec.is_open else codec.seal(value, None, "input"), "input")]
-
-
-def _unpack(codec: ValueCodec, stored: Any) -> Any:
-    if not isinstance(stored, list) or len(stored) != 3 or stored[0] != _MARK:
-        raise BadArgument("this run was not started by outlive.adapters.langgraph.run_graph")
-    return codec.unpack(stored[2])
