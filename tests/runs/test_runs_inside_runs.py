@@ -470,3 +470,42 @@ def test_an_answer_after_a_failover_wakes_the_parent_too(tmp_path):
         assert {run.status for run in store.runs()} == {"completed"}
         assert store.verify().ok
     assert agents.calls == ["plan", "draft", "sum up"]
+
+
+def _edit(run, calls):
+    with run.child("notes", agent="writer") as child:
+        draft = child.step("draft", lambda: calls.append("draft") or "a draft")
+        child.save({"draft": draft})
+        child.emit("text")
+        child.complete(draft if child.ask("publish?") else None)
+    return child.result, run.ask("print?")
+
+
+def test_a_completed_run_inside_is_replayed_and_does_nothing_again(store):
+    calls = []
+    with store.run("article", run_id="r", agent="editor") as run:
+        _edit(run, calls)
+    for name in ("publish?", "print?"):
+        (question,) = store.questions()
+        assert question.name == name
+        store.answer(question.run, name, True)
+        report = store.recover({"editor": lambda run: _edit(run, calls)})
+        assert report.failed == []
+    assert store.find_run("r").result == ("a draft", True)
+    assert calls == ["draft"]
+
+
+def test_a_completed_run_inside_refuses_what_it_did_not_do(store):
+    def work(run, name):
+        with run.child("notes", agent="writer") as child:
+            child.step(name, lambda: 1)
+            child.complete(child.ask("go?"))
+        run.ask("more?")
+
+    with store.run("article", run_id="r", agent="editor") as run:
+        work(run, "one")
+    for name in ("one", "another"):
+        (question,) = store.questions()
+        store.answer(question.run, question.name, True)
+        report = store.recover({"editor": lambda run, name=name: work(run, name)})
+    assert [failed.code for failed in report.failed] == ["RunEnded"]

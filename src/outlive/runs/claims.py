@@ -129,7 +129,10 @@ class Claims:
             await self._slots.free(bid.slots)
             if isinstance(error, StoreError):  # if it is stored all the same, its lease ends
                 raise error
-            self._lose(bid.ticket, is_lost=isinstance(error, EntryHeld | LeaseLost) and error.kind == RUN)
+            is_lost = isinstance(error, EntryHeld | LeaseLost) and error.kind == RUN
+            if not is_lost:  # the place may be free, and only not as new as the ticket supposed
+                self._queue.suspect(bid.ticket)
+            self._lose(bid.ticket, is_lost=is_lost)
 
     def _lose(self, ticket: Ticket, *, is_lost: bool) -> None:
         """Note that another process has a run, or that its place is held."""

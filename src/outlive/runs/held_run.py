@@ -79,6 +79,9 @@ class HeldRun:
         self._is_live = False
         self._is_lost = False
         self._lost_as: str | None = None  # cancelled or parked from outside
+        self._is_replayed = (
+            False  # it was completed before, and the code of the run around it comes here again
+        )
         self._is_suspended = False  # by this process: it waits, and nothing is left to do here
         self._thread_ident = engine.runtime.thread_ident()
         self._progress = Progress()
@@ -137,7 +140,7 @@ class HeldRun:
             raise RunForked(self.id, str(self.info.owner))
         if self._is_lost:
             raise LeaseLost(self.info.thread, RUN, self.id, self._fence, None, self._lost_as)
-        if self._is_live:
+        if self._is_live or self._is_replayed:
             return
         if self._heart.is_closed:
             raise StoreClosed
@@ -248,6 +251,8 @@ class HeldRun:
     async def _write_held(self, *entries: EntryRecord) -> Receipt:
         """Store entries of this run durably; the caller holds the mutex."""
         self._check_live()
+        if self._is_replayed:
+            raise RunEnded(self.id, self.info.status)
         chunks = self._stream.take()
         fence = self._as_fence() if self._fence else None  # the null store gives no fence
         commit = Commit(self._key, entries=(*entries, *chunks, *self._renewals()), fence=fence)

@@ -143,8 +143,14 @@ class Queue:
             self._paused.setdefault(place, _Pause()).extend(self._clock())
 
     def is_suspect(self, ticket: Ticket) -> bool:
-        """Tell whether the run of a ticket was lost before, and the ticket may be left behind."""
+        """Tell whether the run of a ticket must be looked at before it is claimed: it could not be claimed before."""
         return ticket.entry.key in self._lost
+
+    def suspect(self, ticket: Ticket) -> None:
+        """Note that a claim was refused by what the ticket does not tell, such as who held the place before."""
+        if len(self._lost) >= _SUSPECTS:
+            self._lost.clear()
+        self._lost[ticket.entry.key] = None
 
     def lost(self, ticket: Ticket) -> bool:
         """Note that a run is not released any more; True: its ticket was left behind.

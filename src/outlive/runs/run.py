@@ -35,6 +35,7 @@ from outlive.runs import budget
 from outlive.runs.effect_keys import EffectKey
 from outlive.runs.held_run import HeldRun, Live
 from outlive.runs.lease import (
+    COMPLETED,
     RUNNING,
     RunInfo,
 )
@@ -151,6 +152,11 @@ class AsyncRun(HeldRun, AsyncContext):
         self.info = holding.info
         if not holding.info.is_finished:
             await self._begin(start, holding)
+        elif holding.info.status == COMPLETED and self._outer is not None:
+            # The code of the run around it comes here again: what this one did is returned, not repeated.
+            await self._ledger.read(is_new=False)
+            await self._waits.read()
+            self._is_replayed = True
         return self
 
     async def _offer(self) -> Commit:
@@ -192,7 +198,14 @@ class AsyncRun(HeldRun, AsyncContext):
 
     def _enter_outer(self) -> StartOptions:
         """Note in the block of which run this one starts, and return how: it may continue a run that waited there."""
-        self._outer = next((run for run in reversed(_blocks.get()) if run._is_live and run is not self), None)
+        self._outer = next(
+            (
+                run
+                for run in reversed(_blocks.get())
+                if (run._is_live or run._is_replayed) and run is not self
+            ),
+            None,
+        )
         outer = self._outer
         if outer is None or outer._engine is not self._engine:
             return self._options
@@ -255,6 +268,8 @@ class AsyncRun(HeldRun, AsyncContext):
         crosses the budget of the run or of its parent.
         """
         self._ledger.check_in_time()
+        if self._is_replayed:
+            return None
         check_options("run.save", options, RunSaveOptions.__optional_keys__)
         durability = options.get("durability")
         chosen = None if durability is None else check_run_durability(durability)
@@ -490,7 +505,8 @@ class AsyncRun(HeldRun, AsyncContext):
     async def complete(self, result: Any = None) -> None:
         """End the run with a result, which is stored. Raises Unencodable or DelayedSaveFailed, and then the run has not ended."""
         self._ledger.check_in_time()
-        await self._end.complete(result)
+        if not self._is_replayed:
+            await self._end.complete(result)
 
     async def fail(self, error: BaseException | str) -> None:
         """End the run because of an error. What it saved is kept, and `store.retry` continues from it.

@@ -32,6 +32,7 @@ from outlive.errors import (
     AmbiguousStep,
     BadArgument,
     BudgetSpent,
+    RunEnded,
     StepMismatch,
     StepTimeout,
     StepUnfinished,
@@ -98,6 +99,8 @@ class Writer(Protocol):
     def _rank(self) -> tuple[int, int]: ...
     @property
     def _spending(self) -> Budgeted: ...
+    @property
+    def _is_replayed(self) -> bool: ...
     def _check_live(self) -> None: ...
     def _tell(self, name: str, **details: Any) -> None: ...
     async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
@@ -208,6 +211,8 @@ class Ledger:
         # 1. A stored result is returned, if it is for the same arguments.
         digest = self._digest(args, kwargs)
         known = self._steps.get(place)
+        if known is None and self._run._is_replayed:
+            raise RunEnded(self._run.id, self._run.info.status)
         if (
             known is not None
             and known.arguments is not None

@@ -57,6 +57,8 @@ class Writer(Protocol):
     def _rank(self) -> tuple[int, int]: ...
     @property
     def _mutex(self) -> AbstractAsyncContextManager[Any]: ...
+    @property
+    def _is_replayed(self) -> bool: ...
     def _check_live(self) -> None: ...
     async def _write_held(self, *entries: EntryRecord) -> Receipt: ...
 
@@ -90,6 +92,8 @@ class Stream:
         """Add a chunk. A call that raises adds nothing."""
         run = self._run
         run._check_live()
+        if run._is_replayed:  # its clients have it
+            return
         chunk = run._engine.codec.pack(value, f"a chunk of run {run.id!r}")
         if len(chunk) > MAX_CHUNK:
             raise BadArgument(

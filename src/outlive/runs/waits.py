@@ -31,6 +31,7 @@ from outlive.errors import (
     BadArgument,
     EntryHeld,
     NoEffect,
+    RunEnded,
     RunSuspended,
     StoreBusy,
     Unanswered,
@@ -112,6 +113,8 @@ class Suspendable(Asker, Protocol):
     def _branches(self) -> Branches: ...
     @property
     def _is_suspended(self) -> bool: ...
+    @property
+    def _is_replayed(self) -> bool: ...
     def _check_live(self) -> None: ...
     @property
     def _outer(self) -> Suspendable | None:
@@ -317,6 +320,8 @@ class Waits(KnownWaits):
                 break
             if not run._is_suspended:
                 run._check_live()
+            if run._is_replayed and not self._is_met(call):
+                raise RunEnded(run.id, run.info.status)
             self._check_same(asked)
             self._ask_again(call)
             await self._expire(group)

@@ -179,6 +179,25 @@ class WorkerContract(Contract):
 
         await _during(trial, [_worker(each, {"a": handler}, concurrency=1) for each in stores], body)
 
+    async def test_a_run_is_claimed_though_something_else_had_its_place_first(self, trial: Trial) -> None:
+        store = await trial.store()
+        called: list[str] = []
+
+        async def handler(run: Any) -> None:
+            called.append(run.id)
+
+        for name in ("lock", "run"):
+            await store.submit(name, run_id=f"{name}-1", agent="a")
+            if name == "lock":
+                async with store.lock(name):
+                    pass
+            else:
+                async with store.run(name, agent="another") as other:
+                    await other.save({"a": 1})
+            await store.submit(name, run_id=f"{name}-2", agent="a")
+        await _work_off(trial, store, _worker(store, {"a": handler}, concurrency=2))
+        assert sorted(called) == ["lock-1", "lock-2", "run-1", "run-2"]
+
     async def test_a_run_with_a_long_prompt_and_one_in_a_used_thread_are_claimed(self, trial: Trial) -> None:
         store = await trial.store()
         prompts: list[Any] = []
