@@ -647,3 +647,20 @@ def test_a_chunk_that_somebody_changed_in_the_secondary_is_not_carried_back(url_
     assert store.replication_status().active == "secondary"
     with pytest.warns(UserWarning, match="what is queued for the primary stays in the secondary"):
         store.close()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda store: store.find_run("r", thread="t"),
+        lambda store: list(store.runs(thread="t")),
+        lambda store: store.size().threads,
+    ],
+    ids=["find_run", "runs", "size"],
+)
+def test_nothing_is_not_taken_from_a_primary_that_lost_all_it_had(valkey_server, url_of, look):
+    with open_pair(valkey_server.url, url_of("sqlite"), **QUICK) as store:
+        with store.run("t", run_id="r") as run:
+            run.save({"a": 1})
+        valkey_server.call("FLUSHALL")
+        assert look(store)

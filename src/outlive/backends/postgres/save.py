@@ -70,9 +70,14 @@ def may_be_grouped(commit: Commit) -> bool:
     return True
 
 
+_LIGHT_BYTES = 64 << 10
+
+
 def is_light(commit: Commit) -> bool:
-    """Tell whether a commit has entries alone, so that it can share a call with others."""
+    """Tell whether a commit has small entries alone, so that it can share a call with others, who wait for it."""
     if commit.checkpoints or commit.chunks or commit.writes or not commit.entries or not is_plain(commit):
+        return False
+    if sum(len(entry.body or b"") for entry in commit.entries) > _LIGHT_BYTES:
         return False
     names = {(entry.kind, entry.key) for entry in commit.entries}
     return commit.generation is None and commit.expect_head is None and len(names) == len(commit.entries)

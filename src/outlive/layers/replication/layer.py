@@ -76,10 +76,11 @@ from outlive.backend import (
     Reservation,
     ThreadKey,
     ThreadQuery,
+    Totals,
     Unreserved,
     shortest_timeout,
 )
-from outlive.backend.entries import NAMING
+from outlive.backend.entries import NAMING, RUN
 from outlive.backend.ping import ping
 from outlive.errors import (
     BadArgument,
@@ -502,12 +503,15 @@ def _is_absent(args: tuple[Any, ...], answer: object) -> bool:
     """
     if isinstance(answer, ReadResult):
         return answer.record is None
+    if isinstance(answer, Totals):
+        return not answer.threads
     query = args[0]
     if isinstance(query, HistoryQuery):
         records = answer.records if isinstance(answer, Page) else cast(Any, answer)[1]
         return not records and query.before is None
     if isinstance(query, EntryQuery):
-        return not answer and query.after is None and query.thread is None
+        is_whole = query.thread is None or query.kind == RUN  # a thread without steps is usual
+        return not answer and query.after is None and is_whole
     return isinstance(query, ThreadQuery) and not answer and query.after is None
 
 
