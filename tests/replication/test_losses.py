@@ -664,3 +664,4 @@ def test_nothing_is_not_taken_from_a_primary_that_lost_all_it_had(valkey_server,
             run.save({"a": 1})
         valkey_server.call("FLUSHALL")
         assert look(store)
+        eventually(lambda: not store.replication_status().is_failed_over)
