@@ -1,14 +1,9 @@
-"""The prose of the project avoids the words that docs/style.md replaces: in the pages, docstrings and comments.
-
-`not_yet_rewritten.txt` lists the files that still have some. It only shrinks: `OUTLIVE_RENEW_DOCS=1 ./dev test
-tests/docs/test_words.py` deletes the lines of files that are clean by now.
-"""
+"""The prose of the project avoids the words that docs/style.md replaces: in the pages, docstrings and comments."""
 
 from __future__ import annotations
 
 import ast
 import io
-import os
 import re
 import tokenize
 from pathlib import Path
@@ -22,8 +17,6 @@ MODULES = sorted(
 )
 PAGES = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md")])
 FILES = {str(path.relative_to(PROJECT)): path for path in [*PAGES, *MODULES]}
-LIST = Path(__file__).with_name("not_yet_rewritten.txt")
-NOT_YET = LIST.read_text(encoding="utf-8").split()
 
 BANNED = re.compile(
     r"\b(anew|whoever|colours?|waist|mend(s|ed|ing)?|for ever|(go|goes|going|went|gone) on(?! top)|lets? go|letting go)\b",
@@ -65,18 +58,10 @@ def words_in(name):
 
 
 def test_no_file_has_a_banned_word():
-    words = {name: words_in(name) for name in FILES if name not in NOT_YET}
+    words = {name: words_in(name) for name in FILES}
     assert {name: found for name, found in words.items() if found} == {}, (
         "docs/style.md says what to write instead"
     )
-
-
-def test_the_list_of_files_that_are_not_yet_rewritten_shrinks():
-    left = [name for name in NOT_YET if name in FILES and words_in(name)]
-    if os.environ.get("OUTLIVE_RENEW_DOCS"):
-        LIST.write_text("".join(f"{name}\n" for name in left), encoding="utf-8")
-    else:
-        assert left == NOT_YET, "some of these are clean or moved: see the head of this test"
 
 
 @pytest.mark.parametrize(
