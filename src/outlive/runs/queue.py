@@ -117,8 +117,8 @@ class Queue:
                     tickets.append(ticket)
                     taken.update(filter(None, [place_of(ticket)]))
             after = page.after
-            if after is None:
-                break
+            if after is None and (page.tickets or lister is not source):
+                break  # else tickets after one that is damaged or reserved may still be found unreserved
         return tickets
 
     def _is_open(self, ticket: Ticket, taken: Collection[Place]) -> bool:
