@@ -103,9 +103,10 @@ def test_all_runs_and_questions_are_watched_unless_there_is_a_limit(program, sto
         eventually(lambda: lines == [*ids, "r-999"])
     with watching(program, "runs", "--limit", "5") as (process, lines):
         eventually(lambda: len(lines) == 5)
+        assert process.stderr.readline() == "outlive: more: --after r-004\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 0
-        assert process.stderr.read() == "outlive: more: --after r-004\n"
+        assert process.stderr.read() == ""
     listed = program("runs", "-q", OUTLIVE_STORE="sqlite:///agent.db").out.splitlines()
     assert listed == ids[:100]
 
