@@ -300,8 +300,8 @@ class SQLiteBackend:
     def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRecord:
         thread, unchecked = listed_thread(row)
         view = Reader(db, thread, unchecked=unchecked)
-        *_, info, projection, check = row
-        return view.summary(info, projection, check, heads)
+        *_, metadata, projection, check = row
+        return view.summary(metadata, projection, check, heads)
 
     def inventory(self, thread: ThreadKey, *, timeout_s: float | None = None) -> Inventory:
         with self._connection.transaction("deferred") as db:

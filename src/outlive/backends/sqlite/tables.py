@@ -30,7 +30,7 @@ class ThreadColumns(NamedTuple):
     stored: Any = None
     created_at: Any = None
     updated_at: Any = None
-    info_version: Any = None
+    metadata_version: Any = None
     checksum: Any = None
 
 
@@ -70,7 +70,7 @@ SAVE_ROOT = (
 )
 SAVE_OTHER = f"select {_THREAD}, {_ROOT}, {_OTHER}, {_HAS_IT}, (select epoch {_NEWEST}, (select seq {_NEWEST} {_WITH_BOTH}"
 # Rows of threads, each with the head of its root namespace and its metadata.
-THREADS = f"select {_THREAD}, {_ROOT}, t.info, t.info_json, t.info_checksum {_WITH_ROOT}"
+THREADS = f"select {_THREAD}, {_ROOT}, t.metadata, t.metadata_json, t.metadata_checksum {_WITH_ROOT}"
 CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, names, body, checksum"
 WRITE = (
     "namespace, checkpoint, task, idx, channel, path, epoch, fence, revision, chunks, names, body, checksum"
@@ -137,9 +137,9 @@ def roster_key(thread: ThreadKey) -> tuple[str, str]:
     return escape(thread.tenant), escape(thread.id)
 
 
-def info_checksum(thread_key: int, version: int, info: bytes, projection: str | None) -> bytes:
+def metadata_checksum(thread_key: int, version: int, metadata: bytes, projection: str | None) -> bytes:
     """Return a checksum over the metadata of a thread and its version, to detect older copies."""
-    return checksum(thread_key, version, info, projection)
+    return checksum(thread_key, version, metadata, projection)
 
 
 def xor(checksums: Iterable[bytes | None]) -> int:

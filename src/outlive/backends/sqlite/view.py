@@ -94,7 +94,7 @@ class SQLiteView:
             self.checkpoints, self.entries, self.stored = row.checkpoints, row.entries, row.stored
             self.updated_at = row.updated_at
             self.counters = Counters(
-                row.generation, row.revision, row.epoch, row.seq, row.created_at, row.info_version
+                row.generation, row.revision, row.epoch, row.seq, row.created_at, row.metadata_version
             )
 
     def _disagreement(self) -> str | None:
@@ -210,8 +210,8 @@ class SQLiteView:
             self.have_writes.add(pair)
         return bool(is_there or is_written)
 
-    def info(self) -> bytes | None:
-        row = fetch_one(self._db, "select info from thread where key = ?", (self.key,))
+    def thread_metadata(self) -> bytes | None:
+        row = fetch_one(self._db, "select metadata from thread where key = ?", (self.key,))
         return None if row is None else row[0]
 
     def entry(self, kind: str, key: str) -> EntryRecord | None:
