@@ -12,8 +12,7 @@ from outlive.backend import unescape
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import audit_entries
 from outlive.backends.sqlite.reader import Reader
-from outlive.backends.sqlite.tables import RECENT_US, RECORD, TABLES, THREADS, listed_thread
-from outlive.backends.sqlite.view import chunk_crc
+from outlive.backends.sqlite.tables import RECENT_US, RECORD, TABLES, THREADS, chunk_crc, listed_thread
 from outlive.errors import Corrupt
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -147,3 +148,8 @@ def xor(checksums: Iterable[bytes | None]) -> int:
     return functools.reduce(
         operator.xor, (int.from_bytes(check) for check in checksums if check is not None), 0
     )
+
+
+def chunk_crc(thread_key: int, name: bytes, revision: int, data: bytes) -> int:
+    """Return a checksum over all of a chunk's row; it needs no key."""
+    return zlib.crc32(b"%d:%d:" % (thread_key, revision) + name, zlib.crc32(data))

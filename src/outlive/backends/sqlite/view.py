@@ -8,7 +8,6 @@ checksum.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -369,8 +368,3 @@ def _keys(packed: bytes) -> list[int]:
     if not isinstance(keys, list) or not all(isinstance(key, int) for key in keys):
         raise Corrupt("a list of chunks is damaged")
     return keys
-
-
-def chunk_crc(thread_key: int, name: bytes, revision: int, data: bytes) -> int:
-    """Return a checksum over all of a chunk's row; it needs no key."""
-    return zlib.crc32(b"%d:%d:" % (thread_key, revision) + name, zlib.crc32(data))

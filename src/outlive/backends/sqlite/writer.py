@@ -10,7 +10,8 @@ import ormsgpack
 
 from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backend.entries import LISTING
-from outlive.backends.rules.view import Counters, Effect
+from outlive.backends.rules.view import Effect
+from outlive.backends.sqlite.append import Remembered
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
 from outlive.backends.sqlite.tables import (
@@ -19,46 +20,21 @@ from outlive.backends.sqlite.tables import (
     TABLES,
     WRITE,
     Head,
+    chunk_crc,
     metadata_checksum,
     roster_key,
     xor,
 )
-from outlive.backends.sqlite.view import SQLiteView, chunk_crc
+from outlive.backends.sqlite.view import SQLiteView
 from outlive.errors import StaleBase
 
 _LISTING_ENTRY = f"select 1 from entry where thread = ? and kind in {LISTING} limit 1"
 
 
-class KnownKeys:
-    """Keys of chunks, by thread and name.
-
-    They are valid for a generation, which keeps all chunks.
-    """
-
-    def __init__(self) -> None:
-        self._threads: dict[bytes, tuple[int, dict[bytes, int]]] = {}
-
-    def of(self, digest: bytes, row: Counters) -> dict[bytes, int]:
-        """Return the keys of a thread in its present generation."""
-        known = self._threads.get(digest)
-        if known is None or known[0] != row.generation:
-            if len(self._threads) >= _KNOWN_THREADS:
-                self._threads.pop(next(iter(self._threads)))
-            known = self._threads[digest] = (row.generation, {})
-        return known[1]
-
-    def forget(self) -> None:
-        """Drop everything: what a transaction that was rolled back said is not true."""
-        self._threads.clear()
-
-
-_KNOWN_THREADS = 1000
-
-
 class Writer:
     """Writes an effect into the tables."""
 
-    def __init__(self, db: apsw.Connection, view: SQLiteView, effect: Effect, known: KnownKeys) -> None:
+    def __init__(self, db: apsw.Connection, view: SQLiteView, effect: Effect, remembered: Remembered) -> None:
         self._db = db
         self._view = view
         self._effect = effect
@@ -66,7 +42,9 @@ class Writer:
         self._entries = view.entries
         self._stored = view.stored
         self._touched: dict[str, int] = {}  # namespace → change of its count
-        self._keys = known.of(view.thread.digest, effect.counters)  # of chunks, by name
+        self._keys = remembered.chunk_keys(
+            view.thread.digest, effect.counters.generation
+        )  # of chunks, by name
         # Namespace → (epoch, seq, id, checksum) of the checkpoint that was put last.
         self._last: dict[str, tuple[int, int, str, bytes]] = {}
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
