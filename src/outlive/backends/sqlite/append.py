@@ -20,6 +20,7 @@ import apsw
 import ormsgpack
 
 from outlive.backend import Commit, Receipt, ThreadKey, checksum, escape, stamped, unescape
+from outlive.backends.rules.snapshot import is_plain
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.tables import (
     CHECKPOINT,
@@ -76,24 +77,13 @@ class Remembered:
 
 def is_ordinary(commit: Commit) -> bool:
     """Tell whether a commit only appends one checkpoint and its chunks to the root namespace."""
-    if len(commit.checkpoints) != 1 or commit.entries or commit.writes or commit.fence is not None:
+    if not commit.checkpoints or commit.entries or commit.writes:
         return False
-    (draft,) = commit.checkpoints
-    return not (
-        draft.namespace
-        or draft.seq
-        or commit.replace
-        or commit.merge
-        or commit.removal is not None
-        or commit.rewrites
-        or commit.reencrypted is not None
-        or commit.revision is not None
-        or commit.metadata is not None
-        or commit.metadata_version is not None
-        or commit.expect_empty
-        or commit.epoch is not None
-        # Without a generation, chunks that it does not bring must be looked for.
-        or (commit.generation is None and len(draft.chunks) > len(commit.chunks))
+    return (
+        commit.fence is None
+        and commit.epoch is None
+        and not commit.checkpoints[0].namespace
+        and is_plain(commit)
     )
 
 
