@@ -38,8 +38,6 @@ from outlive.threads.cache import Base, Cache
 from outlive.threads.pending_writes import write_record
 from outlive.values import CheckpointInfo, PendingWrite
 
-
-
 ConfirmDeletion = Callable[[ThreadKey | None], Awaitable[None]]  # of a thread, or of all
 
 

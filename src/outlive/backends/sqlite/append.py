@@ -65,6 +65,10 @@ class Remembered:
         return known[1]
 
     def keep(self, digest: bytes, rows: ThreadRows) -> None:
+        """Keep the rows of a listed thread with a head; others take the general road."""
+        if not rows.thread.listed or rows.head.id is None:
+            self.rows.pop(digest, None)
+            return
         if digest not in self.rows and len(self.rows) >= _MAX_THREADS:
             self.rows.pop(next(iter(self.rows)))
         self.rows[digest] = rows

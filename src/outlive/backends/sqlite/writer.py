@@ -11,7 +11,7 @@ import ormsgpack
 from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backend.entries import LISTING
 from outlive.backends.rules.view import Effect
-from outlive.backends.sqlite.append import Remembered
+from outlive.backends.sqlite.append import Remembered, ThreadRows
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
 from outlive.backends.sqlite.tables import (
@@ -20,6 +20,8 @@ from outlive.backends.sqlite.tables import (
     TABLES,
     WRITE,
     Head,
+    HeadColumns,
+    ThreadColumns,
     chunk_crc,
     metadata_checksum,
     roster_key,
@@ -42,9 +44,10 @@ class Writer:
         self._entries = view.entries
         self._stored = view.stored
         self._touched: dict[str, int] = {}  # namespace → change of its count
-        self._keys = remembered.chunk_keys(
-            view.thread.digest, effect.counters.generation
-        )  # of chunks, by name
+        self._remembered = remembered
+        self._root: HeadColumns | None = None  # the head of the root namespace, as it was put
+        # Of chunks, by name.
+        self._keys = remembered.chunk_keys(view.thread.digest, effect.counters.generation)
         # Namespace → (epoch, seq, id, checksum) of the checkpoint that was put last.
         self._last: dict[str, tuple[int, int, str, bytes]] = {}
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
@@ -148,13 +151,17 @@ class Writer:
             counters.generation, counters.revision, counters.epoch, counters.seq, self._count, self._entries, self._stored,
             counters.created_at, self._effect.at, counters.metadata_version,
         )  # fmt: skip
+        check = checksum(*fields)
+        if self._root is not None:
+            row = ThreadColumns(*fields, check)
+            self._remembered.keep(view.thread.digest, ThreadRows(row, self._root))
         columns = (
             "generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
             "entries = ?, stored = ?, created_at = ?, updated_at = ?, metadata_version = ?, checksum = ? where key = ?"
         )
         recent = self._effect.at // RECENT_US
         if is_listed and view.is_listed:  # the id stays: what is not written leaves its index alone
-            values: tuple[Any, ...] = (*fields[5:], checksum(*fields), view.key)
+            values: tuple[Any, ...] = (*fields[5:], check, view.key)
             if recent == view.updated_at // RECENT_US:
                 self._db.execute(f"update thread set {columns}", values)
             else:
@@ -162,7 +169,7 @@ class Writer:
             return
         self._db.execute(
             f"update thread set recent = ?, id = ?, listed = ?, {columns}",
-            (recent, *fields[3:], checksum(*fields), view.key),
+            (recent, *fields[3:], check, view.key),
         )
         if is_listed != view.is_listed:
             statement = (
@@ -284,10 +291,12 @@ class Writer:
         else:
             self._db.execute("delete from head where digest = ? and namespace = ?", (digest, name))
             return
+        row = HeadColumns(*head, checksum(digest, name, *head))
         self._db.execute(
-            "insert or replace into head values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (digest, name, *head, checksum(digest, name, *head)),
+            "insert or replace into head values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (digest, name, *row)
         )
+        if namespace == "":
+            self._root = row
 
     def _read_newest(self, namespace: str) -> tuple[int, int, str, bytes] | None:
         newest: tuple[int, int, str, bytes] | None = fetch_one(
