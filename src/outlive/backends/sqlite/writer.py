@@ -15,16 +15,20 @@ from outlive.backends.sqlite.append import Remembered, ThreadRows
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
 from outlive.backends.sqlite.tables import (
-    CHECKPOINT,
+    PUT_CHECKPOINT,
+    PUT_TALLY,
+    PUT_WRITE,
     RECENT_US,
     TABLES,
-    WRITE,
     Head,
     HeadColumns,
     ThreadColumns,
+    checkpoint_row,
     chunk_crc,
     metadata_checksum,
     roster_key,
+    tally_row,
+    write_row,
     xor,
 )
 from outlive.backends.sqlite.view import SQLiteView
@@ -228,22 +232,12 @@ class Writer:
         old = self._replaced.get((record.namespace, record.id))
         if old is not None:
             self._remove_checkpoint(old.namespace, old.id)
-        fields = (
-            escape(record.namespace), escape(record.id), None if record.parent is None else escape(record.parent),
-            None if record.run is None else escape(record.run), record.epoch, record.seq, record.step, record.source,
-            record.created_at, record.size, record.added, record.format, record.version, record.projection, self._chunk_keys(record.chunks), checksum(*record.chunks), record.body,
-        )  # fmt: skip
-        check = checksum(self._view.key, *fields)
-        self._db.execute(
-            f"insert into checkpoint(thread, {CHECKPOINT}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (self._view.key, *fields, check),
-        )
+        row = checkpoint_row(self._view.key, record, self._chunk_keys(record.chunks))
+        self._db.execute(PUT_CHECKPOINT, row)
         if old is not None:
-            self._db.execute(
-                "insert or replace into checkpoint_version values(?, ?, ?, ?)",
-                (self._view.key, *fields[:2], check),
-            )
-        self._last[record.namespace] = (*record.order, check)
+            version = "insert or replace into checkpoint_version values(?, ?, ?, ?)"
+            self._db.execute(version, (*row[:3], row[-1]))
+        self._last[record.namespace] = (*record.order, row[-1])
         self._count += 1
         self._stored += len(record.body)
         self._touched[record.namespace] = self._touched.get(record.namespace, 0) + 1
@@ -313,25 +307,15 @@ class Writer:
         if write.key not in view.write_checksums:
             view.write(write.key)
         old = view.write_checksums[write.key]
-        fields = (
-            escape(write.namespace), escape(write.checkpoint), escape(write.task), write.index, escape(write.channel),
-            escape(write.path), *write.rank, self._chunk_keys(write.chunks), checksum(*write.chunks), write.body,
-        )  # fmt: skip
-        check = view.write_checksums[write.key] = checksum(view.key, *fields)
-        self._db.execute(
-            f"insert or replace into write(thread, {WRITE}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (view.key, *fields, check),
-        )
+        row = write_row(view.key, write, self._chunk_keys(write.chunks))
+        check = view.write_checksums[write.key] = row[-1]
+        self._db.execute(PUT_WRITE.replace("insert", "insert or replace", 1), row)
         return old is None, xor((old, check))
 
     def _count_writes(self, namespace: str, checkpoint: str, more: int, change: int) -> None:
         count, total = (0, 0) if self._effect.everything else self._view.tally(namespace, checkpoint)
         where = (self._view.key, escape(namespace), escape(checkpoint))
-        fields = (count + more, (total ^ change).to_bytes(8))
-        self._db.execute(
-            "insert or replace into tally values(?, ?, ?, ?, ?, ?)",
-            (*where, *fields, checksum(*where, *fields)),
-        )
+        self._db.execute(PUT_TALLY, tally_row(where, count + more, total ^ change))
 
     def _put_entry(self, entry: EntryRecord) -> None:
         view = self._view
