@@ -22,6 +22,7 @@ from typing import Literal, TypedDict, Unpack
 
 from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_methods
 
+from outlive.adapters.langgraph.importer.classes import ClassCount, ClassUse
 from outlive.adapters.langgraph.importer.decoder import Decoder, RowSerializer
 from outlive.adapters.langgraph.importer.source import Source
 from outlive.adapters.langgraph.importer.thread import Problem, ThreadImport, ThreadRefused, ThreadResult
@@ -51,6 +52,7 @@ class ImportResult:
     ahead: int = 0  # threads that were used in the target since the last import, and are left alone
     verified: int = 0  # checkpoints that were read back from the target and equal those of the source
     problems: tuple[Problem, ...] = ()
+    classes: tuple[ClassUse, ...] = ()  # of a dry run: all that the rows name
 
     @property
     def ok(self) -> bool:
@@ -58,8 +60,9 @@ class ImportResult:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The classes that are missing in `types`."""
-        return tuple(sorted({problem.unknown for problem in self.problems if problem.unknown is not None}))
+        """The classes that are missing in `types`: after a dry run all of them, else those in `problems`."""
+        names = {problem.unknown for problem in self.problems if problem.unknown is not None}
+        return tuple(sorted(names | {use.name for use in self.classes if not use.is_known}))
 
     def __str__(self) -> str:
         present = f" ({self.present:,} were there already)" if self.present else ""
@@ -120,12 +123,13 @@ def import_langgraph(
 
     You can repeat it at any time.
 
-    `types` are your own classes that states contain. `serde` is the serializer of the source when
+    `types` are your own classes that states contain; those in their annotations are known with
+    them, so the class of the state is usually enough. `serde` is the serializer of the source when
     it is not LangGraph's default (such as EncryptedSerializer); the target uses it too. A thread
     arrives whole or not at all, also when the process is killed. With on_problem="stop" the first
     thread that cannot be imported raises CannotImport; with "skip" the others are imported, and the
     result lists the problems. `dry_run` reads and decodes everything, stores nothing, and lists all
-    problems. Raises StoreError for a source or target that cannot be reached.
+    problems and, without `serde`, all classes that the rows name. Raises StoreError for a source or target that cannot be reached.
     """
     if on_problem not in ("stop", "skip"):
         raise BadArgument(f'on_problem must be "stop" or "skip", not {on_problem!r}')
@@ -139,7 +143,8 @@ def import_langgraph(
     with contextlib.closing(open_source(source_url)) as source, _opened(target, dry_run) as store:
         session = Session.of(store._store, serde or StrictSerializer(types))
         reader = RowSerializer(types) if serde is None else maybe_add_typed_methods(serde)
-        importer = _Importer(source, session, reader, progress, verify, dry_run)
+        classes = ClassCount(reader) if dry_run and isinstance(reader, RowSerializer) else None
+        importer = _Importer(source, session, reader, progress, verify, dry_run, classes)
         return importer.run(threads, stops=on_problem == "stop" and not dry_run)
 
 
@@ -217,6 +222,7 @@ class _Importer:
     progress: Progress | None
     verify: bool
     dry_run: bool
+    classes: ClassCount | None  # of a dry run
     done: int = 0
     total: int | None = None
 
@@ -237,6 +243,8 @@ class _Importer:
                 if error.thread != id:
                     raise
                 _add_problem(Problem(id, error.checkpoint, error.what), result, stops)
+        if self.classes is not None:
+            result.classes = self.classes.uses()
         return result
 
     def _import(self, id: str, is_chosen: bool) -> ThreadResult:
@@ -248,6 +256,8 @@ class _Importer:
                 self.progress(self.done, self.total)
 
         with self.source.thread(id) as view:
+            if self.classes is not None:
+                self.classes.add(view)
             thread = ThreadImport(
                 self.session, Decoder(self.serde), view, id, report, self.verify, self.dry_run
             )
