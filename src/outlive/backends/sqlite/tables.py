@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ class ThreadColumns(NamedTuple):
     stored: Any = None
     created_at: Any = None
     updated_at: Any = None
-    info_version: Any = None
+    metadata_version: Any = None
     checksum: Any = None
 
 
@@ -70,7 +71,7 @@ SAVE_ROOT = (
 )
 SAVE_OTHER = f"select {_THREAD}, {_ROOT}, {_OTHER}, {_HAS_IT}, (select epoch {_NEWEST}, (select seq {_NEWEST} {_WITH_BOTH}"
 # Rows of threads, each with the head of its root namespace and its metadata.
-THREADS = f"select {_THREAD}, {_ROOT}, t.info, t.info_json, t.info_checksum {_WITH_ROOT}"
+THREADS = f"select {_THREAD}, {_ROOT}, t.metadata, t.metadata_json, t.metadata_checksum {_WITH_ROOT}"
 CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, names, body, checksum"
 WRITE = (
     "namespace, checkpoint, task, idx, channel, path, epoch, fence, revision, chunks, names, body, checksum"
@@ -137,9 +138,9 @@ def roster_key(thread: ThreadKey) -> tuple[str, str]:
     return escape(thread.tenant), escape(thread.id)
 
 
-def info_checksum(thread_key: int, version: int, info: bytes, projection: str | None) -> bytes:
+def metadata_checksum(thread_key: int, version: int, metadata: bytes, projection: str | None) -> bytes:
     """Return a checksum over the metadata of a thread and its version, to detect older copies."""
-    return checksum(thread_key, version, info, projection)
+    return checksum(thread_key, version, metadata, projection)
 
 
 def xor(checksums: Iterable[bytes | None]) -> int:
@@ -147,3 +148,8 @@ def xor(checksums: Iterable[bytes | None]) -> int:
     return functools.reduce(
         operator.xor, (int.from_bytes(check) for check in checksums if check is not None), 0
     )
+
+
+def chunk_crc(thread_key: int, name: bytes, revision: int, data: bytes) -> int:
+    """Return a checksum over all of a chunk's row; it needs no key."""
+    return zlib.crc32(b"%d:%d:" % (thread_key, revision) + name, zlib.crc32(data))

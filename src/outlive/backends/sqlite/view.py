@@ -8,7 +8,6 @@ checksum.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,7 +93,7 @@ class SQLiteView:
             self.checkpoints, self.entries, self.stored = row.checkpoints, row.entries, row.stored
             self.updated_at = row.updated_at
             self.counters = Counters(
-                row.generation, row.revision, row.epoch, row.seq, row.created_at, row.info_version
+                row.generation, row.revision, row.epoch, row.seq, row.created_at, row.metadata_version
             )
 
     def _disagreement(self) -> str | None:
@@ -210,8 +209,8 @@ class SQLiteView:
             self.have_writes.add(pair)
         return bool(is_there or is_written)
 
-    def info(self) -> bytes | None:
-        row = fetch_one(self._db, "select info from thread where key = ?", (self.key,))
+    def thread_metadata(self) -> bytes | None:
+        row = fetch_one(self._db, "select metadata from thread where key = ?", (self.key,))
         return None if row is None else row[0]
 
     def entry(self, kind: str, key: str) -> EntryRecord | None:
@@ -369,8 +368,3 @@ def _keys(packed: bytes) -> list[int]:
     if not isinstance(keys, list) or not all(isinstance(key, int) for key in keys):
         raise Corrupt("a list of chunks is damaged")
     return keys
-
-
-def chunk_crc(thread_key: int, name: bytes, revision: int, data: bytes) -> int:
-    """Return a checksum over all of a chunk's row; it needs no key."""
-    return zlib.crc32(b"%d:%d:" % (thread_key, revision) + name, zlib.crc32(data))

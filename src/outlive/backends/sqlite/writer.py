@@ -10,7 +10,8 @@ import ormsgpack
 
 from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backend.entries import LISTING
-from outlive.backends.rules.view import Counters, Effect
+from outlive.backends.rules.view import Effect
+from outlive.backends.sqlite.append import Remembered
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
 from outlive.backends.sqlite.tables import (
@@ -19,46 +20,21 @@ from outlive.backends.sqlite.tables import (
     TABLES,
     WRITE,
     Head,
-    info_checksum,
+    chunk_crc,
+    metadata_checksum,
     roster_key,
     xor,
 )
-from outlive.backends.sqlite.view import SQLiteView, chunk_crc
+from outlive.backends.sqlite.view import SQLiteView
 from outlive.errors import StaleBase
 
 _LISTING_ENTRY = f"select 1 from entry where thread = ? and kind in {LISTING} limit 1"
 
 
-class KnownKeys:
-    """Keys of chunks, by thread and name.
-
-    They are valid for a generation, which keeps all chunks.
-    """
-
-    def __init__(self) -> None:
-        self._threads: dict[bytes, tuple[int, dict[bytes, int]]] = {}
-
-    def of(self, digest: bytes, row: Counters) -> dict[bytes, int]:
-        """Return the keys of a thread in its present generation."""
-        known = self._threads.get(digest)
-        if known is None or known[0] != row.generation:
-            if len(self._threads) >= _KNOWN_THREADS:
-                self._threads.pop(next(iter(self._threads)))
-            known = self._threads[digest] = (row.generation, {})
-        return known[1]
-
-    def forget(self) -> None:
-        """Drop everything: what a transaction that was rolled back said is not true."""
-        self._threads.clear()
-
-
-_KNOWN_THREADS = 1000
-
-
 class Writer:
     """Writes an effect into the tables."""
 
-    def __init__(self, db: apsw.Connection, view: SQLiteView, effect: Effect, known: KnownKeys) -> None:
+    def __init__(self, db: apsw.Connection, view: SQLiteView, effect: Effect, remembered: Remembered) -> None:
         self._db = db
         self._view = view
         self._effect = effect
@@ -66,7 +42,9 @@ class Writer:
         self._entries = view.entries
         self._stored = view.stored
         self._touched: dict[str, int] = {}  # namespace → change of its count
-        self._keys = known.of(view.thread.digest, effect.counters)  # of chunks, by name
+        self._keys = remembered.chunk_keys(
+            view.thread.digest, effect.counters.generation
+        )  # of chunks, by name
         # Namespace → (epoch, seq, id, checksum) of the checkpoint that was put last.
         self._last: dict[str, tuple[int, int, str, bytes]] = {}
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
@@ -108,15 +86,15 @@ class Writer:
             self._put_writes(effect.writes)
         for entry in effect.entries:
             self._put_entry(entry)
-        if effect.info is not None:
-            version, projection = effect.counters.info_version, effect.info_projection
-            check = info_checksum(view.key, version, effect.info, projection)
+        if effect.metadata is not None:
+            version, projection = effect.counters.metadata_version, effect.metadata_projection
+            check = metadata_checksum(view.key, version, effect.metadata, projection)
             self._db.execute(
-                "update thread set info = ?, info_checksum = ?, info_json = ? where key = ?",
-                (effect.info, check, projection, view.key),
+                "update thread set metadata = ?, metadata_checksum = ?, metadata_json = ? where key = ?",
+                (effect.metadata, check, projection, view.key),
             )
         # 4. The row of the thread last: its counts and revision vouch for the other rows.
-        listed = bool(self._count or effect.writes or effect.info is not None) or self._has_content()
+        listed = bool(self._count or effect.writes or effect.metadata is not None) or self._has_content()
         self._put_thread(is_listed=listed)
 
     def _put_writes(self, writes: Sequence[WriteRecord]) -> None:
@@ -133,7 +111,7 @@ class Writer:
         """Tell whether a thread without checkpoints is listed: by pending writes, metadata or entries."""
         key = (self._view.key,)
         return (
-            self._view.info() is not None
+            self._view.thread_metadata() is not None
             or fetch_one(self._db, "select 1 from tally where thread = ? limit 1", key) is not None
             or fetch_one(self._db, _LISTING_ENTRY, key) is not None
         )
@@ -156,7 +134,7 @@ class Writer:
         thread, row = self._view.thread, self._effect.counters
         self._db.execute(
             "insert into thread(key, digest, tenant, listed, generation, revision, epoch, seq, checkpoints, entries, stored, created_at, "
-            "updated_at, info_version, checksum) values(?, ?, ?, 0, ?, ?, ?, ?, 0, 0, 0, ?, ?, 0, x'')",
+            "updated_at, metadata_version, checksum) values(?, ?, ?, 0, ?, ?, ?, ?, 0, 0, 0, ?, ?, 0, x'')",
             (self._view.key or None, thread.digest, escape(thread.tenant), row.generation, row.revision, row.epoch, row.seq, row.created_at, self._effect.at),
         )  # fmt: skip
         self._view.key = self._db.last_insert_rowid()
@@ -168,11 +146,11 @@ class Writer:
         fields = (
             view.key, view.thread.digest, escape(view.thread.tenant), id, int(is_listed),
             counters.generation, counters.revision, counters.epoch, counters.seq, self._count, self._entries, self._stored,
-            counters.created_at, self._effect.at, counters.info_version,
+            counters.created_at, self._effect.at, counters.metadata_version,
         )  # fmt: skip
         columns = (
             "generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
-            "entries = ?, stored = ?, created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?"
+            "entries = ?, stored = ?, created_at = ?, updated_at = ?, metadata_version = ?, checksum = ? where key = ?"
         )
         recent = self._effect.at // RECENT_US
         if is_listed and view.is_listed:  # the id stays: what is not written leaves its index alone
@@ -201,7 +179,8 @@ class Writer:
         self._db.execute("delete from head where digest = ?", (self._view.thread.digest,))
         self._view.forget()
         self._db.execute(
-            "update thread set info = null, info_checksum = null, info_json = null where key = ?", (key,)
+            "update thread set metadata = null, metadata_checksum = null, metadata_json = null where key = ?",
+            (key,),
         )
         self._count = self._entries = self._stored = 0
 
