@@ -95,18 +95,18 @@ class GraphView(CheckpointView):
 
     def show(self) -> None:
         if self._path is None:
-            print_fields([*self._progress(), *self._origin(parent="")])
+            metadata = own_metadata(self._checkpoint.metadata)
+            shown = ("metadata", one_line(metadata, _PAYLOAD) if metadata else "")
+            print_fields([*self._progress(), *self._origin(parent=""), shown])
             print()
         for line in self.brief():
             print(line)
 
     def _progress(self) -> list[tuple[str, str]]:
-        metadata = own_metadata(self._checkpoint.metadata)
         return [
-            ("next nodes", join_nodes(self._next)),
+            ("next nodes", join_nodes(self._next) or "none"),
             *(("interrupt", self._interrupt(interrupt)) for interrupt in self._asked),
             *(("error", f"{node}: {one_line(error, _PAYLOAD)}") for node, error in self._errors),
-            ("metadata", one_line(metadata, _PAYLOAD) if metadata else ""),
         ]
 
     def _interrupt(self, interrupt: Interrupt) -> str:

@@ -108,7 +108,7 @@ class CannotImport(CallerError):
 
 
 def import_langgraph(
-    source_url: str,
+    source_url: str | os.PathLike[str],
     target: Store | str,
     *,
     types: Iterable[type | Name] = (),
@@ -121,7 +121,7 @@ def import_langgraph(
 ) -> ImportResult:
     """Import all threads of a LangGraph database, or some, into a store.
 
-    You can repeat it at any time.
+    The source is a URL, or the path of a SQLite file. You can repeat it at any time.
 
     `types` are your own classes that states contain; those in their annotations are known with
     them, so the class of the state is usually enough. `serde` is the serializer of the source when
@@ -149,7 +149,7 @@ def import_langgraph(
 
 
 async def aimport_langgraph(
-    source_url: str,
+    source_url: str | os.PathLike[str],
     target: AsyncStore | Store | str,
     *,
     progress: Progress | None = None,
@@ -187,12 +187,9 @@ async def aimport_langgraph(
         raise
 
 
-def open_source(url: str) -> Source:
-    """Open a LangGraph database for reading: sqlite:///old.db, postgresql://host/database."""
-    if not isinstance(url, str):
-        raise BadURL(
-            f"the source must be a URL, such as sqlite:///old.db, not {type(url).__name__} {url!r:.100}"
-        )
+def open_source(url: str | os.PathLike[str]) -> Source:
+    """Open a LangGraph database for reading: sqlite:///old.db, old.db, postgresql://host/database."""
+    url = source_url_of(url)
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
         from outlive.adapters.langgraph.importer.sqlite import SQLiteSource
@@ -206,6 +203,18 @@ def open_source(url: str) -> Source:
         f"{hide_secrets(url)[:200]!r} is not a LangGraph database that can be read; "
         "use sqlite:///old.db, or postgresql://user@host/database"
     )
+
+
+def source_url_of(location: str | os.PathLike[str]) -> str:
+    """Return the URL of a source; a plain path is that of a SQLite file."""
+    if isinstance(location, os.PathLike):
+        location = os.fspath(location)
+    if not isinstance(location, str):
+        raise BadURL(
+            "the source must be a URL or a path, such as sqlite:///old.db, "
+            f"not {type(location).__name__} {location!r:.100}"
+        )
+    return location if ":" in location else f"sqlite:///{location.replace('%', '%25').replace('?', '%3F')}"
 
 
 class _Cancelled(Exception):
@@ -297,9 +306,10 @@ def is_absent(url: str) -> bool:
     return path is not None and not os.path.exists(path)
 
 
-def check_apart(source_url: str, target_url: str) -> None:
+def check_apart(source_url: str | os.PathLike[str], target_url: str) -> None:
     """Refuse a target in the file that is the source, however it is spelled."""
-    if not str(source_url).startswith("sqlite:"):
+    source_url = source_url_of(source_url)
+    if not source_url.startswith("sqlite:"):
         return
     source, target = local_path(source_url), local_path(target_url)
     if source and target and os.path.realpath(source) == os.path.realpath(target):
