@@ -543,6 +543,16 @@ def test_a_thread_whose_ttl_ended_is_in_no_total_and_in_no_order(server, url):
         assert store.verify().ok
 
 
+def test_a_thread_that_a_store_with_a_ttl_deletes_leaves_the_totals(server, url):
+    with outlive.open(url) as store, outlive.open(url, ttl_s=600) as ending:
+        store.thread("stays").save({"n": 1})
+        sound = totals_of(store)
+        store.thread("goes").save({"n": 1})
+        ending.delete("goes")  # its first commit with a TTL
+        assert totals_of(store) == sound
+        assert store.verify().ok
+
+
 def keys_of_thread(server, id):
     return server.call("KEYS", "*:" + ThreadKey.of("", id).digest.hex() + ":*")
 
