@@ -125,7 +125,6 @@ class AsyncWorker:
         """
         terminator.add_drain(id(self), self.drain)
         watching = self._engine.runtime.spawn("outlive-watch", self._watch)
-        self._heart.add(self._record)
         try:
             await self._loop()
             await self._finish()
@@ -246,6 +245,7 @@ class AsyncWorker:
     async def _find_dead(self) -> None:
         self._report()
         await self._record.store()
+        self._heart.add(self._record)
         await remove_dead(self._engine, self._tenant)
         found = find_dead(self._engine, self._tenant, self._recovery.report.waiting)
         self._dead = [item async for item in found][::-1]
