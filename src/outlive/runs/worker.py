@@ -32,12 +32,13 @@ from outlive.backend import ThreadKey, Watch
 from outlive.errors import Corrupt, OutliveError, StoreClosed, StoreError
 from outlive.runs.claims import Claimed, Claims
 from outlive.runs.lease import RunInfo
-from outlive.runs.queue import Place, Queue
+from outlive.runs.queue import Queue
 from outlive.runs.recovery import Recovered, Recovery, find_dead
 from outlive.runs.sigterm import terminator
 from outlive.runs.slots import Slots
 from outlive.runs.store_clock import store_now
 from outlive.runs.timers import fire_due
+from outlive.runs.waiting_tickets import Place
 from outlive.runs.worker_record import WorkerRecord, remove_dead
 from outlive.runtime.runtime import Deadline, Hand, warn_of_failure
 from outlive.threads.engine import Engine

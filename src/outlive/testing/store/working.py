@@ -422,6 +422,24 @@ class WorkerContract(Contract):
         await record.store()  # as after a pause in which another worker took it for dead
         assert [worker.id for worker in await _all(store.workers())] == [record.id]
 
+    async def test_a_long_queue_of_one_thread_is_not_read_for_each_of_its_runs(self, trial: Trial) -> None:
+        backend, store = await trial.interposed()
+        done: list[str] = []
+
+        async def handler(run: Any) -> None:
+            done.append(run.id)
+
+        ids = [f"r{number:02}" for number in range(80)]  # more than are kept of one place
+        for id in ids:
+            await store.submit("t", run_id=id, agent="a")
+        await store.submit("other", run_id="other", agent="a")
+        await _work_off(trial, store, _worker(store, {"a": handler}, concurrency=4, interval_s=60))
+        assert [id for id in done if id != "other"] == ids
+        assert done.index("other") < 40  # it does not wait for the thread before it
+        queries = [args[0] for name, args, _ in backend.calls if name == "entries"]
+        long_pages = [query for query in queries if query.kind == READY and query.limit > 4]
+        assert 0 < len(long_pages) < 20
+
     async def test_a_run_goes_to_workers_of_its_code_version(self, trial: Trial) -> None:
         stores = [await trial.store() for _ in range(2)]
         done: list[tuple[str, str | None]] = []
