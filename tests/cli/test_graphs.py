@@ -396,6 +396,28 @@ class Sealing(StrictSerializer):
         return super().loads_typed((data[0].removesuffix("+turned"), data[1][:-4][::-1]))
 
 
+def joined_lists(value, updates):
+    return [*(value or []), *(item for update in updates for item in update)]
+
+
+def test_a_delta_channel_is_shown_where_it_is_stored_whole_and_named_elsewhere(program):
+    delta = pytest.importorskip("langgraph.channels.delta", reason="langgraph before 1.2 has no DeltaChannel")
+    with OutliveSaver(f"sqlite:///{program.folder}/agent.db") as saver:
+        log = Annotated[list, delta.DeltaChannel(joined_lists, snapshot_frequency=4)]
+        graph = StateGraph(TypedDict("Log", {"log": log})).add_node(
+            "note", lambda state: {"log": [HumanMessage("noted")]}
+        )
+        graph = graph.add_edge(START, "note").compile(checkpointer=saver)
+        for _ in range(2):
+            graph.invoke({"log": [HumanMessage("in")]}, CONFIG)
+    lines = {seq: shown(program, "show", "trip", f"@{seq}")[-1] for seq in range(2, 7)}
+    absent = "log: (a DeltaChannel: its value is in the writes since an older checkpoint)"
+    assert [line for line in lines.values() if line != absent] == ["  human: noted"]
+    assert len([line for line in lines.values() if line == absent]) == 4
+    assert shown(program, "diff", "trip", "@2", "@3")[1].startswith("~ log: (a DeltaChannel: ")
+    assert program("diff", "trip", "@2", "@3", "--exit-code").code == 1
+
+
 # Recognising a graph
 
 

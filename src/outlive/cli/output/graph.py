@@ -18,7 +18,7 @@ from typing import Any
 
 from outlive.cli.output.messages import read_messages
 from outlive.cli.output.opaque import SEALED, flatten_models, unwrap
-from outlive.format.extensions import Raw
+from outlive.format.extensions import Opaque, Raw
 from outlive.threads.pending_writes import open_interrupts
 from outlive.values import CONTROL, Interrupt, PendingWrite
 
@@ -157,11 +157,17 @@ def read_graph(state: Any) -> GraphState | None:
     seen, updated = state.get("versions_seen"), state.get("updated_channels")
     names = [name for name in updated if isinstance(name, str)] if isinstance(updated, list) else []
     return GraphState(
-        flatten_models(channels),
+        {name: _whole(flatten_models(value)) for name, value in channels.items()},
         versions if isinstance(versions, dict) else {},
         seen if isinstance(seen, dict) else {},
         names,
     )
+
+
+def _whole(value: Any) -> Any:
+    """Return the value of a DeltaChannel that was stored whole, and any other as it is."""
+    is_snapshot = isinstance(value, Opaque) and value.tag == "langgraph.DeltaSnapshot"
+    return value.value[0] if is_snapshot and isinstance(value.value, list) and value.value else value
 
 
 def own_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
