@@ -83,9 +83,8 @@ class GraphState:
         """Return the nodes that run next, without those whose writes are given."""
         sends = self._sends()
         nodes = [*sends, *dict.fromkeys(self._triggered())]
-        own = [
-            write for write in writes if "__pregel_push, ~" not in write.path
-        ]  # without the calls of @task
+        # Without the calls of @task: these are no nodes.
+        own = [write for write in writes if "__pregel_push, ~" not in write.path]
         begun = {_node(write, sends) for write in own} - {_START, ""}
         if _START in nodes and begun:
             nodes = sorted(begun)  # an entrypoint is triggered by the input itself
@@ -127,7 +126,8 @@ class GraphState:
 
     def interrupts(self, writes: Sequence[PendingWrite]) -> list[Interrupt]:
         """Return the interrupts that wait for an answer; without an id if they cannot be read."""
-        nodes = {write.task: _node(write, self._sends()) for write in writes}
+        sends = self._sends()
+        nodes = {write.task: _node(write, sends) for write in writes}
         interrupts = []
         for write in writes:
             asked = open_interrupts((), [write, *_results(writes, write.task)])
@@ -140,8 +140,8 @@ class GraphState:
 
     def errors(self, writes: Sequence[PendingWrite]) -> list[tuple[str, Any]]:
         """Return the nodes that failed, each with its error."""
-        failed = [write for write in writes if write.channel == _ERROR]
-        return [(_node(write, self._sends()), unwrap(write.value)) for write in failed]
+        sends, failed = self._sends(), [write for write in writes if write.channel == _ERROR]
+        return [(_node(write, sends), unwrap(write.value)) for write in failed]
 
 
 def read_graph(state: Any) -> GraphState | None:
@@ -206,9 +206,9 @@ def _is_available(channel: str, value: Any) -> bool:
 
 
 def _send_node(send: Any) -> str | None:
-    node = (
-        send.get("node") if isinstance(send, dict) else send[0] if isinstance(send, list) and send else None
-    )
+    if isinstance(send, list) and send:  # as LangGraph's serializer writes it
+        send = {"node": send[0]}
+    node = send.get("node") if isinstance(send, dict) else None
     return node if isinstance(node, str) else None
 
 
