@@ -141,3 +141,22 @@ def test_damage_under_an_open_store_is_found_by_the_next_save(thread, path, dama
     change(path, damage)
     with pytest.raises(Corrupt):
         thread.save(grown(2))
+
+
+def test_pending_writes_take_the_straight_road_too(thread, store, decided):
+    thread.write("one", [("out", 1), ("log", "x" * 3000)])
+    thread.write("two", [("out", 2)])
+    thread.write("one", [("out", 3)])  # the first one stays
+    assert [len(commit.writes) for commit in decided] == [1]  # the repeated one
+    written = [(write.task, write.channel, write.value) for write in thread.writes("b")]
+    assert written == [("one", "out", 1), ("one", "log", "x" * 3000), ("two", "out", 2)]
+    assert thread.save(grown(2)).parent == "b"
+    assert store.verify().problems == ()
+
+
+@pytest.mark.parametrize("damage", ["update tally set writes = 7", "update head set revision = 7"])
+def test_damage_is_found_by_the_next_write(thread, path, damage):
+    thread.write("one", [("out", 1)])
+    change(path, damage)
+    with pytest.raises(Corrupt):
+        thread.write("two", [("out", 2)])

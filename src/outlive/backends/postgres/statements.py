@@ -283,18 +283,22 @@ from (select 1) q left join t on true left join lateral (
 order by left(e.key, 400) collate "C", e.key
 """
 
-# The next entries of a kind that nobody has locked. The commit that claims one checks its thread, so
-# its thread's sums are not compared here.
+# The next entries of a kind that nobody has locked, among the first ones of the queue. Of each thread
+# the first alone: the ones after it must not be claimed while another worker has it. The commit that
+# claims one checks its thread, so its thread's sums are not compared here.
+_RESERVED_AMONG = 200
 _RESERVE = f"""
-select t.id, t.digest, {ENTRY} from {{schema}}.entry e join {{schema}}.thread t on t.key = e.thread
-where e.tenant_digest = $1::bytea and e.kind = $2::text
-    and left(e.key, 400) >= $3::text and left(e.key, 400) <= $4::text
-    and starts_with(e.key, $5::text) and ($6::text is null or e.key > $6::text)
-    -- Of each thread the first alone: the ones after it must not be claimed while another worker has it.
-    and not exists (
-        select 1 from {{schema}}.entry x
-        where x.thread = e.thread and x.name < '\\x01'::bytea and x.kind = e.kind and x.key < e.key and starts_with(x.key, $5::text)
-    )
+with front as materialized (
+    select e.thread, e.name, e.key from {{schema}}.entry e
+    where e.tenant_digest = $1::bytea and e.kind = $2::text
+        and left(e.key, 400) >= $3::text and left(e.key, 400) <= $4::text
+        and starts_with(e.key, $5::text) and ($6::text is null or e.key > $6::text)
+    order by left(e.key, 400) collate "C" limit {_RESERVED_AMONG}
+),
+firsts as materialized (select distinct on (f.thread) f.thread, f.name from front f order by f.thread, f.key)
+select t.id, t.digest, {ENTRY} from firsts f
+join {{schema}}.entry e on e.thread = f.thread and e.name = f.name
+join {{schema}}.thread t on t.key = e.thread
 order by left(e.key, 400) collate "C" limit $7::bigint for update of e skip locked
 """
 

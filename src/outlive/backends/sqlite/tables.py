@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from outlive.backend import ThreadKey, checksum, escape, unescape
+from outlive.backend import CheckpointRecord, ThreadKey, WriteRecord, checksum, escape, unescape
 
 RECENT_US = 1_000_000  # what `recent` counts
 
@@ -96,6 +96,12 @@ HAS = (
     "exists(select 1 from tally where thread = ?1 and namespace = ?2 and checkpoint = ?3) "
     "or exists(select 1 from write where thread = ?1 and namespace = ?2 and checkpoint = ?3)"
 )
+READ_TALLY = "select writes, sum, checksum from tally where thread = ? and namespace = ? and checkpoint = ?"
+PUT_CHECKPOINT = (
+    f"insert into checkpoint(thread, {CHECKPOINT}) values(?{', ?' * len(CHECKPOINT.split(', '))})"
+)
+PUT_WRITE = f"insert into write(thread, {WRITE}) values(?{', ?' * len(WRITE.split(', '))})"
+PUT_TALLY = "insert or replace into tally values(?, ?, ?, ?, ?, ?)"
 # The tables with the rows of a thread.
 TABLES = ("checkpoint", "checkpoint_version", "chunk", "write", "tally", "entry", "entry_version")
 GONE = bytes(16)  # in place of the name of a chunk that is not there
@@ -153,3 +159,29 @@ def xor(checksums: Iterable[bytes | None]) -> int:
 def chunk_crc(thread_key: int, name: bytes, revision: int, data: bytes) -> int:
     """Return a checksum over all of a chunk's row; it needs no key."""
     return zlib.crc32(b"%d:%d:" % (thread_key, revision) + name, zlib.crc32(data))
+
+
+def checkpoint_row(thread_key: int, record: CheckpointRecord, chunk_keys: bytes) -> tuple[Any, ...]:
+    """Return the values of PUT_CHECKPOINT; the last is the checksum."""
+    fields = (
+        thread_key, escape(record.namespace), escape(record.id), None if record.parent is None else escape(record.parent),
+        None if record.run is None else escape(record.run), record.epoch, record.seq, record.step, record.source,
+        record.created_at, record.size, record.added, record.format, record.version, record.projection, chunk_keys,
+        checksum(*record.chunks), record.body,
+    )  # fmt: skip
+    return (*fields, checksum(*fields))
+
+
+def write_row(thread_key: int, write: WriteRecord, chunk_keys: bytes) -> tuple[Any, ...]:
+    """Return the values of PUT_WRITE; the last is the checksum."""
+    fields = (
+        thread_key, escape(write.namespace), escape(write.checkpoint), escape(write.task), write.index,
+        escape(write.channel), escape(write.path), *write.rank, chunk_keys, checksum(*write.chunks), write.body,
+    )  # fmt: skip
+    return (*fields, checksum(*fields))
+
+
+def tally_row(where: tuple[int, str, str], count: int, total: int) -> tuple[Any, ...]:
+    """Return the values of PUT_TALLY: the number of writes, and the exclusive or of their checksums."""
+    fields = (*where, count, total.to_bytes(8))
+    return (*fields, checksum(*fields))

@@ -34,6 +34,7 @@ from outlive.backends.sqlite.tables import (
     NO_HEAD,
     READ_OTHER,
     READ_ROOT,
+    READ_TALLY,
     RECORD,
     ROOT_END,
     SAVE_OTHER,
@@ -312,8 +313,7 @@ class SQLiteView:
     def tally(self, namespace: str, checkpoint: str) -> tuple[int, int]:
         """Return how many writes a checkpoint has, and the exclusive or of their checksums."""
         where = (self.key, escape(namespace), escape(checkpoint))
-        sql = "select writes, sum, checksum from tally where thread = ? and namespace = ? and checkpoint = ?"
-        return self._checked_tally(where, fetch_one(self._db, sql, where), checkpoint)
+        return self._checked_tally(where, fetch_one(self._db, READ_TALLY, where), checkpoint)
 
     def _checked_tally(
         self, where: tuple[int, str, str], row: Sequence[Any] | None, checkpoint: str

@@ -11,18 +11,24 @@ import ormsgpack
 from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backend.entries import LISTING
 from outlive.backends.rules.view import Effect
-from outlive.backends.sqlite.append import Remembered
+from outlive.backends.sqlite.append import Remembered, ThreadRows
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
 from outlive.backends.sqlite.tables import (
-    CHECKPOINT,
+    PUT_CHECKPOINT,
+    PUT_TALLY,
+    PUT_WRITE,
     RECENT_US,
     TABLES,
-    WRITE,
     Head,
+    HeadColumns,
+    ThreadColumns,
+    checkpoint_row,
     chunk_crc,
     metadata_checksum,
     roster_key,
+    tally_row,
+    write_row,
     xor,
 )
 from outlive.backends.sqlite.view import SQLiteView
@@ -42,9 +48,10 @@ class Writer:
         self._entries = view.entries
         self._stored = view.stored
         self._touched: dict[str, int] = {}  # namespace → change of its count
-        self._keys = remembered.chunk_keys(
-            view.thread.digest, effect.counters.generation
-        )  # of chunks, by name
+        self._remembered = remembered
+        self._root: HeadColumns | None = None  # the head of the root namespace, as it was put
+        # Of chunks, by name.
+        self._keys = remembered.chunk_keys(view.thread.digest, effect.counters.generation)
         # Namespace → (epoch, seq, id, checksum) of the checkpoint that was put last.
         self._last: dict[str, tuple[int, int, str, bytes]] = {}
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
@@ -148,13 +155,17 @@ class Writer:
             counters.generation, counters.revision, counters.epoch, counters.seq, self._count, self._entries, self._stored,
             counters.created_at, self._effect.at, counters.metadata_version,
         )  # fmt: skip
+        check = checksum(*fields)
+        if self._root is not None:
+            row = ThreadColumns(*fields, check)
+            self._remembered.keep(view.thread.digest, ThreadRows(row, self._root))
         columns = (
             "generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
             "entries = ?, stored = ?, created_at = ?, updated_at = ?, metadata_version = ?, checksum = ? where key = ?"
         )
         recent = self._effect.at // RECENT_US
         if is_listed and view.is_listed:  # the id stays: what is not written leaves its index alone
-            values: tuple[Any, ...] = (*fields[5:], checksum(*fields), view.key)
+            values: tuple[Any, ...] = (*fields[5:], check, view.key)
             if recent == view.updated_at // RECENT_US:
                 self._db.execute(f"update thread set {columns}", values)
             else:
@@ -162,7 +173,7 @@ class Writer:
             return
         self._db.execute(
             f"update thread set recent = ?, id = ?, listed = ?, {columns}",
-            (recent, *fields[3:], checksum(*fields), view.key),
+            (recent, *fields[3:], check, view.key),
         )
         if is_listed != view.is_listed:
             statement = (
@@ -221,22 +232,12 @@ class Writer:
         old = self._replaced.get((record.namespace, record.id))
         if old is not None:
             self._remove_checkpoint(old.namespace, old.id)
-        fields = (
-            escape(record.namespace), escape(record.id), None if record.parent is None else escape(record.parent),
-            None if record.run is None else escape(record.run), record.epoch, record.seq, record.step, record.source,
-            record.created_at, record.size, record.added, record.format, record.version, record.projection, self._chunk_keys(record.chunks), checksum(*record.chunks), record.body,
-        )  # fmt: skip
-        check = checksum(self._view.key, *fields)
-        self._db.execute(
-            f"insert into checkpoint(thread, {CHECKPOINT}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (self._view.key, *fields, check),
-        )
+        row = checkpoint_row(self._view.key, record, self._chunk_keys(record.chunks))
+        self._db.execute(PUT_CHECKPOINT, row)
         if old is not None:
-            self._db.execute(
-                "insert or replace into checkpoint_version values(?, ?, ?, ?)",
-                (self._view.key, *fields[:2], check),
-            )
-        self._last[record.namespace] = (*record.order, check)
+            version = "insert or replace into checkpoint_version values(?, ?, ?, ?)"
+            self._db.execute(version, (*row[:3], row[-1]))
+        self._last[record.namespace] = (*record.order, row[-1])
         self._count += 1
         self._stored += len(record.body)
         self._touched[record.namespace] = self._touched.get(record.namespace, 0) + 1
@@ -284,10 +285,12 @@ class Writer:
         else:
             self._db.execute("delete from head where digest = ? and namespace = ?", (digest, name))
             return
+        row = HeadColumns(*head, checksum(digest, name, *head))
         self._db.execute(
-            "insert or replace into head values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (digest, name, *head, checksum(digest, name, *head)),
+            "insert or replace into head values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (digest, name, *row)
         )
+        if namespace == "":
+            self._root = row
 
     def _read_newest(self, namespace: str) -> tuple[int, int, str, bytes] | None:
         newest: tuple[int, int, str, bytes] | None = fetch_one(
@@ -304,25 +307,15 @@ class Writer:
         if write.key not in view.write_checksums:
             view.write(write.key)
         old = view.write_checksums[write.key]
-        fields = (
-            escape(write.namespace), escape(write.checkpoint), escape(write.task), write.index, escape(write.channel),
-            escape(write.path), *write.rank, self._chunk_keys(write.chunks), checksum(*write.chunks), write.body,
-        )  # fmt: skip
-        check = view.write_checksums[write.key] = checksum(view.key, *fields)
-        self._db.execute(
-            f"insert or replace into write(thread, {WRITE}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (view.key, *fields, check),
-        )
+        row = write_row(view.key, write, self._chunk_keys(write.chunks))
+        check = view.write_checksums[write.key] = row[-1]
+        self._db.execute(PUT_WRITE.replace("insert", "insert or replace", 1), row)
         return old is None, xor((old, check))
 
     def _count_writes(self, namespace: str, checkpoint: str, more: int, change: int) -> None:
         count, total = (0, 0) if self._effect.everything else self._view.tally(namespace, checkpoint)
         where = (self._view.key, escape(namespace), escape(checkpoint))
-        fields = (count + more, (total ^ change).to_bytes(8))
-        self._db.execute(
-            "insert or replace into tally values(?, ?, ?, ?, ?, ?)",
-            (*where, *fields, checksum(*where, *fields)),
-        )
+        self._db.execute(PUT_TALLY, tally_row(where, count + more, total ^ change))
 
     def _put_entry(self, entry: EntryRecord) -> None:
         view = self._view

@@ -141,7 +141,13 @@ end
 -- without a count is that of a new bucket.
 local function settle(old_state, row, tenant, id, ttl_ms, is_first, new_bucket)
   row.checkpoints, row.stored = math.max(0, row.checkpoints), math.max(0, row.stored)
-  local state, raw = state_of(row), row_text(row)
+  local state = state_of(row)
+  -- An empty thread that begins again has nothing left that its former TTL was for.
+  if old_state == '' and state ~= '' and ttl_ms == 0 and row.ends == 1 then
+    row.ends = 0
+    redis.call('PERSIST', M)
+  end
+  local raw = row_text(row)
   local is_listed, is_bare = sub(state, 1, 1) == 'l', state == ''
   -- A new bucket: the counts mark a roster that is complete, 'totals' that its totals are.
   if is_first and try('HEXISTS', ROSTER, 'threads') == 0 then
