@@ -27,8 +27,12 @@ from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel, PrivateAttr
 
 import outlive
-from outlive.adapters.langgraph import OutliveSaver
+from outlive.adapters.langgraph import OutliveSaver, state
+from outlive.adapters.langgraph.values import codec, messages
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
+from outlive.cli.output import graph as graph_layout
+from outlive.cli.output import messages as message_lines
+from outlive.cli.output import opaque
 from outlive.cli.output.graph import read_graph
 from outlive.cli.stores import open_store
 from outlive.format.extensions import Opaque, Raw
@@ -396,6 +400,28 @@ class Sealing(StrictSerializer):
         return super().loads_typed((data[0].removesuffix("+turned"), data[1][:-4][::-1]))
 
 
+def joined_lists(value, updates):
+    return [*(value or []), *(item for update in updates for item in update)]
+
+
+def test_a_delta_channel_is_shown_where_it_is_stored_whole_and_named_elsewhere(program):
+    delta = pytest.importorskip("langgraph.channels.delta", reason="langgraph 1.1.10 has no DeltaChannel")
+    with OutliveSaver(f"sqlite:///{program.folder}/agent.db") as saver:
+        log = Annotated[list, delta.DeltaChannel(joined_lists, snapshot_frequency=4)]
+        graph = StateGraph(TypedDict("Log", {"log": log})).add_node(
+            "note", lambda state: {"log": [HumanMessage("noted")]}
+        )
+        graph = graph.add_edge(START, "note").compile(checkpointer=saver)
+        for _ in range(2):
+            graph.invoke({"log": [HumanMessage("in")]}, CONFIG)
+    lines = {seq: shown(program, "show", "trip", f"@{seq}")[-1] for seq in range(2, 7)}
+    absent = "log: (a DeltaChannel: its value is in the writes since an older checkpoint)"
+    assert [line for line in lines.values() if line != absent] == ["  human: noted"]
+    assert len([line for line in lines.values() if line == absent]) == 4
+    assert shown(program, "diff", "trip", "@2", "@3")[1].startswith("~ log: (a DeltaChannel: ")
+    assert program("diff", "trip", "@2", "@3", "--exit-code").code == 1
+
+
 # Recognising a graph
 
 
@@ -405,6 +431,13 @@ def test_a_graph_is_shown_without_langgraph_or_langchain(trip):
         assert ended.code == 0, ended.err
         modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in ended.err.splitlines()}
         assert not modules & {"langgraph", "langchain_core", "pydantic", "test_graphs"}
+
+
+def test_the_program_knows_the_layout_that_the_saver_writes():
+    """It reads it without importing the saver, which needs LangGraph."""
+    assert graph_layout._LAYOUT == state.SHAPE
+    assert (opaque._TYPED, opaque.SEALED) == (codec.TYPED, codec.SEALED)
+    assert (message_lines._LIST, {f"{message_lines._LIST}.ai"} <= messages.TAGS) == (messages.TAG, True)
 
 
 PLAIN = [

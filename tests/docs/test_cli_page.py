@@ -29,6 +29,7 @@ EXAMPLE = re.compile(r"^```text\n(\$ outlive .*?)^```$", re.MULTILINE | re.DOTAL
 VOLATILE = [
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[67][0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", "UUID"),
     (r"\b[0-9a-f]{32}\b", "INTERRUPT"),
+    (r"this save added \d+ B", "ADDED"),  # LangGraph's random ids and versions compress to more or less
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?( \w+|\+00:00)", "TIME"),
     (r"\b(\d+(\.\d)? (s|min|h) ago|just now)", "AGE"),
     (r"process \d+( on \S+)?", "PROCESS"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _PAYLOAD = 200  # characters of an interrupt's payload
 _IN_WRITES = "(a DeltaChannel: its value is in the writes since an older checkpoint)"
+_ABSENT = object()  # the value of such a channel
 
 
 def checkpoint_view(
@@ -136,8 +137,20 @@ class GraphComparison(Comparison):
 
     def _compare(self) -> list[Change]:
         old, new = (graph.results for graph in self._graphs)
-        names = dict.fromkeys((*old, *new))
-        return [change for name in names for change in _compare_channel(name, old, new)]
+        deltas = self._changed_deltas()
+        names = [name for name in dict.fromkeys((*old, *new)) if name not in deltas]
+        changes = [change for name in names for change in _compare_channel(name, old, new)]
+        return changes + [
+            Change(join_path("", name), "changed", old.get(name, _ABSENT), new.get(name, _ABSENT))
+            for name in deltas
+        ]
+
+    def _changed_deltas(self) -> list[str]:
+        """Return the DeltaChannels that have changed, and whose values cannot be compared here."""
+        pairs = zip((self._old, self._new), self._graphs, strict=True)
+        names = dict.fromkeys(name for side, graph in pairs for name in delta_channels(side.metadata, graph))
+        before, after = (graph.versions for graph in self._graphs)
+        return [name for name in names if before.get(name) != after.get(name)]
 
     def show(self, *, full: bool) -> None:
         super().show(full=full)
@@ -146,9 +159,11 @@ class GraphComparison(Comparison):
             print(f"next nodes: {escape_terminal(before or 'none')} → {escape_terminal(after or 'none')}")
 
     def _to_json(self, value: Any) -> Any:
-        return value_item(value)
+        return None if value is _ABSENT else value_item(value)
 
     def _one_line(self, value: Any, room: int) -> str:
+        if value is _ABSENT:
+            return _IN_WRITES
         if not isinstance(value, Message):
             return super()._one_line(value, room)
         text = value.line()

@@ -80,6 +80,7 @@ def test_killed_while_it_replaces_a_thread_it_leaves_the_old_one_the_new_one_or_
     with sqlite_saver(old) as source, outlive.open(url) as store:
         import_langgraph(f"sqlite:///{old}", store, types=[Ticket], threads=["chat"])
         store.thread("chat").set_metadata({"title": "Lisbon"})
+        queued = store.submit("chat", agent="chat", run_id="r-1").status
         assert_same(source, saver_on(store), ["chat"])
     with sqlite_saver(grown) as source:
         graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, graphs.on("chat"))
@@ -94,6 +95,7 @@ def test_killed_while_it_replaces_a_thread_it_leaves_the_old_one_the_new_one_or_
             import_langgraph(f"sqlite:///{grown}", store, types=[Ticket], threads=["chat"])
             assert_same(source, saver_on(store), ["chat"])
             assert store.thread("chat").metadata() == {"title": "Lisbon"}
+            assert store.find_run("r-1").status == queued
             assert store.verify().ok
 
 

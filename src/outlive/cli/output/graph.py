@@ -18,7 +18,7 @@ from typing import Any
 
 from outlive.cli.output.messages import read_messages
 from outlive.cli.output.opaque import SEALED, flatten_models, unwrap
-from outlive.format.extensions import Raw
+from outlive.format.extensions import Opaque, Raw
 from outlive.threads.pending_writes import open_interrupts
 from outlive.values import CONTROL, Interrupt, PendingWrite
 
@@ -83,9 +83,8 @@ class GraphState:
         """Return the nodes that run next, without those whose writes are given."""
         sends = self._sends()
         nodes = [*sends, *dict.fromkeys(self._triggered())]
-        own = [
-            write for write in writes if "__pregel_push, ~" not in write.path
-        ]  # without the calls of @task
+        # Without the calls of @task: these are no nodes.
+        own = [write for write in writes if "__pregel_push, ~" not in write.path]
         begun = {_node(write, sends) for write in own} - {_START, ""}
         if _START in nodes and begun:
             nodes = sorted(begun)  # an entrypoint is triggered by the input itself
@@ -127,7 +126,8 @@ class GraphState:
 
     def interrupts(self, writes: Sequence[PendingWrite]) -> list[Interrupt]:
         """Return the interrupts that wait for an answer; without an id if they cannot be read."""
-        nodes = {write.task: _node(write, self._sends()) for write in writes}
+        sends = self._sends()
+        nodes = {write.task: _node(write, sends) for write in writes}
         interrupts = []
         for write in writes:
             asked = open_interrupts((), [write, *_results(writes, write.task)])
@@ -140,8 +140,8 @@ class GraphState:
 
     def errors(self, writes: Sequence[PendingWrite]) -> list[tuple[str, Any]]:
         """Return the nodes that failed, each with its error."""
-        failed = [write for write in writes if write.channel == _ERROR]
-        return [(_node(write, self._sends()), unwrap(write.value)) for write in failed]
+        sends, failed = self._sends(), [write for write in writes if write.channel == _ERROR]
+        return [(_node(write, sends), unwrap(write.value)) for write in failed]
 
 
 def read_graph(state: Any) -> GraphState | None:
@@ -157,11 +157,17 @@ def read_graph(state: Any) -> GraphState | None:
     seen, updated = state.get("versions_seen"), state.get("updated_channels")
     names = [name for name in updated if isinstance(name, str)] if isinstance(updated, list) else []
     return GraphState(
-        flatten_models(channels),
+        {name: _whole(flatten_models(value)) for name, value in channels.items()},
         versions if isinstance(versions, dict) else {},
         seen if isinstance(seen, dict) else {},
         names,
     )
+
+
+def _whole(value: Any) -> Any:
+    """Return the value of a DeltaChannel that was stored whole, and any other as it is."""
+    is_snapshot = isinstance(value, Opaque) and value.tag == "langgraph.DeltaSnapshot"
+    return value.value[0] if is_snapshot and isinstance(value.value, list) and value.value else value
 
 
 def own_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,9 +206,9 @@ def _is_available(channel: str, value: Any) -> bool:
 
 
 def _send_node(send: Any) -> str | None:
-    node = (
-        send.get("node") if isinstance(send, dict) else send[0] if isinstance(send, list) and send else None
-    )
+    if isinstance(send, list) and send:  # as LangGraph's serializer writes it
+        send = {"node": send[0]}
+    node = send.get("node") if isinstance(send, dict) else None
     return node if isinstance(node, str) else None
 
 
