@@ -92,7 +92,7 @@ def test_a_node_that_writes_what_is_no_data_is_named(saver, name, mode):
     )
 
 
-@pytest.mark.parametrize("how", ["sync", "run"])
+@pytest.mark.parametrize("how", ["sync", "exit", "run"])
 def test_the_node_is_named_when_the_checkpoint_is_refused(saver, how):
     """LangGraph reports the checkpoint then, and not the write before it."""
     if how == "run":
@@ -101,16 +101,35 @@ def test_the_node_is_named_when_the_checkpoint_is_refused(saver, how):
             sentence = refused(lambda: run_graph(graph, {"log": []}, thread_id="t", store=store))
     else:
         graph = writes(LOCK).compile(checkpointer=saver)
-        sentence = refused(lambda: graph.invoke({"log": []}, thread(), durability="sync"))
-    check(sentence, "x.deep[0]", KEEP_OUT, "node 'think', ", TASK, "channel 'x'")
+        sentence = refused(lambda: graph.invoke({"log": []}, thread(), durability=how))
+    node = "one of the nodes after, think" if how == "exit" else "node 'think'"
+    check(sentence, "x.deep[0]", KEEP_OUT, node, "wrote it to channel 'x'")
 
 
-def test_the_channel_is_named_when_no_write_is_stored(saver):
-    graph = writes(LOCK).compile(checkpointer=saver)
-    sentence = refused(lambda: graph.invoke({"log": []}, thread(), durability="exit"))
-    check(sentence, "x.deep[0]", KEEP_OUT, "it is in channel 'x'")
+@pytest.mark.parametrize(
+    "path, channel, who",
+    [
+        ("~__pregel_pull, think", "x", "node 'think', task 'a-task', wrote it to channel 'x'"),
+        ("~__pregel_push, 0000000000, False", "x", "task 'a-task', wrote it to channel 'x'"),
+        (
+            "~__pregel_push, ~__pregel_pull, flow, 0000000001",
+            "__return__",
+            "a task of 'flow', task 'a-task', returned it",
+        ),
+        ("~__pregel_pull, ask", "__interrupt__", r"node 'ask', task 'a-task', passed it to interrupt\(\)"),
+        ("", "__resume__", r"the program passed it to Command\(resume=\.\.\.\)"),
+    ],
+)
+def test_a_refused_write_names_its_task(saver, path, channel, who):
+    place = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": "c"}}
+    sentence = refused(lambda: saver.put_writes(place, [(channel, [LOCK])], "a-task", path))
+    assert re.search(rf"{KEEP_OUT}.* \({who}\)$", sentence), sentence
+
+
+def test_the_channel_of_an_update_is_named(saver):
+    graph = writes(1).compile(checkpointer=saver)
     sentence = refused(lambda: graph.update_state(thread("u"), {"x": LOCK}, as_node="think"))
-    check(sentence, "x", KEEP_OUT, "it is in channel 'x'")
+    check(sentence, "x", KEEP_OUT, "channel 'x'")
 
 
 def test_what_the_program_passes_to_a_graph_is_named(saver):
@@ -127,7 +146,7 @@ def test_what_the_program_passes_to_a_graph_is_named(saver):
 def test_what_a_node_asks_or_sends_is_named(saver):
     asking = line(State, ask=lambda state: {"log": [interrupt({"q": LOCK})]}).compile(checkpointer=saver)
     sentence = refused(lambda: asking.invoke({"log": []}, thread()))
-    check(sentence, "interrupt.q", KEEP_OUT, "node 'ask', ", TASK, r"passed it to interrupt\(\)")
+    check(sentence, "interrupt.q", KEEP_OUT, "node 'ask'", r"passed it to interrupt\(\)")
 
     def sending(argument, written):
         builder = StateGraph(State)
@@ -138,16 +157,16 @@ def test_what_a_node_asks_or_sends_is_named(saver):
         return builder.compile(checkpointer=saver)
 
     sentence = refused(lambda: sending(LOCK, 1).invoke({"log": []}, thread("s"), durability="sync"))
-    check(sentence, "Send.arg.x", KEEP_OUT, "node 'plan', ", TASK, r"passed it to Send\(\)")
+    check(sentence, "Send.arg.x", KEEP_OUT, "node 'plan'", r"passed it to Send\(\)")
     sentence = refused(lambda: sending(1, LOCK).invoke({"log": []}, thread("w"), durability="sync"))
-    check(sentence, "x", KEEP_OUT, "node 'work', ", TASK, "channel 'x'")
+    check(sentence, "x", KEEP_OUT, "node 'work'", "channel 'x'")
 
 
 def test_what_a_subgraph_a_task_or_a_tool_returns_is_named(saver):
     inner = line(State, deep=lambda state: {"x": LOCK}).compile()
     graph = line(State, sub=inner).compile(checkpointer=saver)
     sentence = refused(lambda: graph.invoke({"log": []}, thread()))
-    check(sentence, "x", KEEP_OUT, "node 'deep', ", TASK, "channel 'x'")
+    check(sentence, "x", KEEP_OUT, "node 'deep'", "channel 'x'")
 
     @task
     def lock():
@@ -158,9 +177,9 @@ def test_what_a_subgraph_a_task_or_a_tool_returns_is_named(saver):
         return LOCK if is_direct else str(lock().result())
 
     sentence = refused(lambda: workflow.invoke(False, thread("f")))
-    check(sentence, "result", KEEP_OUT, "a task of 'workflow', ", TASK, "returned it")
+    check(sentence, "result", KEEP_OUT, "a task of 'workflow'", "returned it")
     sentence = refused(lambda: workflow.invoke(True, thread("g")))
-    check(sentence, "result", KEEP_OUT, "node 'workflow', ", TASK, "returned it")
+    check(sentence, "result", KEEP_OUT, "node 'workflow'", "returned it")
 
     @tool(response_format="content_and_artifact")
     def connect(to: str) -> tuple[str, Any]:
@@ -171,7 +190,7 @@ def test_what_a_subgraph_a_task_or_a_tool_returns_is_named(saver):
         Scripted(script=[calls("connect", "c", to="x"), AIMessage("ok")]), [connect], checkpointer=saver
     )
     sentence = refused(lambda: agent.invoke({"messages": "go"}, thread("a"), durability="sync"))
-    check(sentence, "messages[2].artifact.connection", KEEP_OUT, "node 'tools', ", TASK, "channel 'messages'")
+    check(sentence, "messages[2].artifact.connection", KEEP_OUT, "node 'tools'", "channel 'messages'")
 
 
 def test_a_thread_continues_from_the_checkpoint_before(saver):

@@ -22,7 +22,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from outlive.adapters.langgraph.config import Place, thread_of
 from outlive.adapters.langgraph.delta_channels import read_history
 from outlive.adapters.langgraph.prune import add, delete_checkpoints_of, prune_thread
-from outlive.adapters.langgraph.refusals import Refusals, sent_to, source_of
+from outlive.adapters.langgraph.refusals import Refusals, nodes_between, sent_to, source_of
 from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import Delta, describe, kept_values, pack_state
 from outlive.adapters.langgraph.values.messages import opened
@@ -90,7 +90,8 @@ class CheckpointOperations:
             state = {**state, **await self._deltas_in(key, place.namespace, id)}
             await Save(self._engine, key, state, draft).run()
         except Unencodable as error:
-            raise self._refusals.of_checkpoint(error, key, place.namespace, place.id) from None
+            nodes = nodes_between(self._cached(key, place.namespace, place.id), checkpoint)
+            raise self._refusals.of_checkpoint(error, key, place.namespace, place.id, nodes) from None
         return Place(place.thread, place.namespace, id)
 
     async def _deltas_in(self, key: ThreadKey, namespace: str, id: str) -> Mapping[str, Any]:

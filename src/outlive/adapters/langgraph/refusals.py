@@ -1,7 +1,8 @@
 """Who wrote a value that cannot be stored, in the words of the program and not in those of LangGraph.
 
 LangGraph may report only the checkpoint that a refused write makes impossible, so a refused write is
-remembered until that checkpoint is put.
+remembered until that checkpoint is put. The checkpoint may also be put before the write: then the
+nodes are named that ran since the checkpoint before.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from outlive.backend import ThreadKey
@@ -54,20 +56,42 @@ class Refusals:
         return _told(error, error.path.replace("state", channel, 1), channel, source)
 
     def of_checkpoint(
-        self, error: Unencodable, key: ThreadKey, namespace: str, parent: str | None
+        self, error: Unencodable, key: ThreadKey, namespace: str, parent: str | None, nodes: list[str]
     ) -> Unencodable:
-        """Return the error of a checkpoint."""
+        """Return the error of a checkpoint; `nodes` ran since its parent."""
         path = error.path.removeprefix("state.channel_values.")
         channel = re.split(r"[.\[]", path, maxsplit=1)[0]
         written = self._sources.pop((key.digest, namespace, parent or "", channel), None)
-        act = f"the program {_OWN[channel].act}" if channel in _OWN else f"it is in channel {channel!r}"
-        return _told(error, path, channel, written or act)
+        return _told(error, path, channel, written or _supposed(channel, nodes))
+
+
+def _supposed(channel: str, nodes: list[str]) -> str:
+    """Say who may have written something when the write itself is not known."""
+    act = _OWN[channel].act if channel in _OWN else f"wrote it to channel {channel!r}"
+    if channel == "__start__":
+        return f"the program {act}"
+    if not nodes:
+        return f"it is in channel {channel!r}"
+    return f"node {nodes[0]!r} {act}" if len(nodes) == 1 else f"one of the nodes {', '.join(nodes)} {act}"
+
+
+def nodes_between(before: Any, checkpoint: Mapping[str, Any]) -> list[str]:
+    """Return the nodes that ran between two checkpoints, whatever the first is."""
+    first = before if isinstance(before, dict) else {}
+    seen, now = first.get("versions_seen") or {}, checkpoint.get("versions_seen") or {}
+    ran = [name for name, versions in now.items() if seen.get(name) != versions]
+    with contextlib.suppress(AttributeError, KeyError, TypeError):
+        ran += [send.value["node"] for send in first["channel_values"]["__pregel_tasks"]]
+    return sorted({name for name in ran if not name.startswith("__")})
 
 
 def _told(error: Unencodable, path: str, channel: str, source: str) -> Unencodable:
     words = _OWN.get(channel)
     where = path if words is None else re.sub(f"^{words.path}", words.name, path)
-    return Unencodable(where, error.reason.replace("as state", f"as {channel}", 1), source)
+    reason = error.reason.replace("as state.channel_values.", "as ", 1).replace(
+        "as state", f"as {channel}", 1
+    )
+    return Unencodable(where, reason, source)
 
 
 def source_of(task: str, path: str, channel: str, node: str | None = None) -> str:
