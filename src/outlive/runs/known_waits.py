@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from outlive.backend import EntryRecord, Receipt, ThreadKey
+from outlive.backend import EntryRecord, Receipt
 from outlive.backend.entries import WAIT
 from outlive.errors import (
     EntryHeld,
@@ -38,7 +38,7 @@ from outlive.runs.wait_entry import (
     withdrawn,
 )
 from outlive.runs.waiting import Group
-from outlive.threads.engine import Engine
+from outlive.runs.writing_run import WritingRun
 
 _MAX_REASON = 500  # characters
 
@@ -84,19 +84,11 @@ class Order(Protocol):
     def number(self, name: str, key: str) -> int: ...
 
 
-class Asker(Protocol):
+class Asker(WritingRun, Protocol):
     """The run that asks."""
 
     info: RunInfo
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def _key(self) -> ThreadKey: ...
-    @property
-    def _engine(self) -> Engine: ...
-    @property
-    def _rank(self) -> tuple[int, int]: ...
     @property
     def _branches(self) -> Order: ...
     async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...

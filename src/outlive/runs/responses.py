@@ -42,6 +42,7 @@ from outlive.runs.response_values import (
     not_started,
     numbered,
 )
+from outlive.runs.writing_run import WritingRun
 from outlive.threads.engine import Engine
 
 MAX_BYTES = 16 << 20  # of one record, and of the records that one commit adds to the first
@@ -49,17 +50,9 @@ _PAGE = 500
 Place = tuple[str, int]  # (model id, ordinal)
 
 
-class Writer(Protocol):
+class Writer(WritingRun, Protocol):
     """The run that responses belong to."""
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def _key(self) -> ThreadKey: ...
-    @property
-    def _engine(self) -> Engine: ...
-    @property
-    def _rank(self) -> tuple[int, int]: ...
     @property
     def _is_started(self) -> bool: ...
     @property

@@ -53,6 +53,7 @@ from outlive.runs.progress import Progress
 from outlive.runs.step_options import DEFAULTS, StepOptions, check_policy
 from outlive.runs.step_record import DONE, RAISED, STARTED, StepInfo
 from outlive.runs.wait_entry import unpack_known
+from outlive.runs.writing_run import WritingRun
 from outlive.threads.engine import Engine
 
 MAX_RESULT = 16 << 20  # bytes
@@ -83,20 +84,12 @@ class Budgeted(Protocol):
     async def ask_for_more(self, spent: BudgetSpent, check: Callable[[], None]) -> None: ...
 
 
-class Writer(Protocol):
+class Writer(WritingRun, Protocol):
     """The run that a ledger belongs to."""
 
     info: RunInfo
     _progress: Progress
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def _key(self) -> ThreadKey: ...
-    @property
-    def _engine(self) -> Engine: ...
-    @property
-    def _rank(self) -> tuple[int, int]: ...
     @property
     def _spending(self) -> Budgeted: ...
     @property

@@ -21,15 +21,15 @@ from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from outlive.backend import EntryQuery, EntryRecord, Receipt, ThreadKey
+from outlive.backend import EntryQuery, EntryRecord, Receipt
 from outlive.backend.entries import STREAM
 from outlive.backend.paging import entry_pages
 from outlive.errors import BadArgument, OutliveError, RunSuspended, well_formed
 from outlive.runs.lease import RunInfo
 from outlive.runs.progress import Progress
 from outlive.runs.stream_entry import Place, pack_entry, unpack_entry
+from outlive.runs.writing_run import WritingRun
 from outlive.runtime.runtime import Ticker
-from outlive.threads.engine import Engine
 
 FLUSH_S = 0.2
 FLUSH_BYTES = 64 << 10
@@ -40,21 +40,13 @@ _IDLE_TICKS = 25  # without a chunk, until the timer stops
 _PAGE = 100
 
 
-class Writer(Protocol):
+class Writer(WritingRun, Protocol):
     """The run that emits."""
 
     info: RunInfo
     _progress: Progress
     _is_live: bool
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def _key(self) -> ThreadKey: ...
-    @property
-    def _engine(self) -> Engine: ...
-    @property
-    def _rank(self) -> tuple[int, int]: ...
     @property
     def _mutex(self) -> AbstractAsyncContextManager[Any]: ...
     @property
