@@ -13,8 +13,10 @@ which either finds the exact form or names the path of the culprit.
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,6 +60,14 @@ MAX_NESTED = 100  # tuples, sets and tagged values in each other: each level tak
 MAX_DEPTH = 200  # containers in containers; ormsgpack itself gives up a little later
 _SCALARS = frozenset((int, float, bool, str, type(None)))
 Hook = Callable[[int, bytes], Any]
+_LIVE: tuple[type, ...] = (
+    io.IOBase, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.ModuleType, types.FrameType,
+)  # fmt: skip
+# Whose classes are locks, threads, sockets, connections and the like.
+_LIVE_MODULES = frozenset(
+    ("_thread", "threading", "socket", "_socket", "ssl", "select", "subprocess", "sqlite3", "asyncio", "_asyncio",
+     "concurrent", "multiprocessing", "selectors", "contextvars", "_contextvars", "weakref")
+)  # fmt: skip
 _nesting = threading.local()
 
 
@@ -81,7 +91,8 @@ class Codec:
         try:
             return ormsgpack.packb(value, self._default, _OPTIONS)
         except (TypeError, RecursionError, ValueError):
-            return self._pack_walked(value, path)
+            pass  # the walk tells what is wrong, and is not chained to this error
+        return self._pack_walked(value, path)
 
     def has_bytearray(self, value: Any, data: bytes) -> bool:
         """Tell whether `value`, whose native bytes are `data`, holds a bytearray or memoryview."""
@@ -132,6 +143,10 @@ class Codec:
             return "a memoryview cannot be stored; use bytes(view)"
         if callable(value):
             return f"{class_name(value)} is code, not data: keep it out of the state"
+        if _is_live(value):
+            return (
+                f"{class_name(value)} is not data: keep it out of the state, and make it where it is needed"
+            )
         return self.registry.advice(type(value))
 
     def _pack_inner(self, value: Any) -> bytes:
@@ -329,6 +344,11 @@ class _Walk:
         if reduced is None:
             raise Unencodable(_shorten(path), self._codec.advice(value))
         return reduced
+
+
+def _is_live(value: Any) -> bool:
+    """Tell whether a value is something of the running process: a file, a lock, a generator, a connection."""
+    return isinstance(value, _LIVE) or type(value).__module__.partition(".")[0] in _LIVE_MODULES
 
 
 def class_name(value: Any) -> str:

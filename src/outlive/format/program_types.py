@@ -30,13 +30,26 @@ import functools
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from outlive.errors import UnknownTag
 from outlive.format.anatomy import anatomy_of, is_data_class
 from outlive.format.registry import NATIVE, RegisteredType, Registry, tag_of
 
 _MOST = 10_000  # classes that are remembered: a program that makes classes in a loop must not grow
+
+
+class _Place(NamedTuple):
+    """Where a class stands in its module."""
+
+    name: str
+    module: types.ModuleType
+    inside: dict[str, Any]
+    attribute: str
+
+    def has(self, cls: type) -> bool:
+        """Tell whether the class still stands here: it may have been defined again, or its module made again."""
+        return sys.modules.get(self.name) is self.module and self.inside.get(self.attribute) is cls
 
 
 class ProgramTypes(Registry):
@@ -49,6 +62,7 @@ class ProgramTypes(Registry):
         super().__init__()
         self._registered = registry
         self._drop = drop
+        self._places: dict[str, _Place] = {}  # of classes that stand in a module, by tag
 
     def of(self, cls: type) -> RegisteredType | None:
         """Return how objects of a class are taken apart; None: it is no data class."""
@@ -63,12 +77,16 @@ class ProgramTypes(Registry):
         """Return how what is stored under a tag is put together, or raise UnknownTag."""
         if self._registered.has(tag) or ":" not in tag:
             return self._registered.tagged(tag, version)
-        entry, standing = self._by_tag.get(tag), _standing(*_parts(tag))
-        if entry is not None and (standing is None or standing is entry.cls or not _is_of(standing, tag)):
+        entry, place = self._by_tag.get(tag), self._places.get(tag)
+        if entry is not None and place is not None and place.has(entry.cls):
             return entry
-        entry = self._learn(_find(tag, version))
-        assert entry is not None
-        self._by_tag[tag] = entry  # `Box[int]` may be read as `Box`
+        standing = _standing(*_parts(tag))
+        if entry is None or not (standing is None or standing is entry.cls or not _is_of(standing, tag)):
+            entry = self._learn(_find(tag, version))
+            assert entry is not None
+            self._by_tag[tag] = entry  # `Box[int]` may be read as `Box`
+        if entry.cls is standing and (place := _place(*_parts(tag))) is not None:
+            self._places[tag] = place
         return entry
 
     def has(self, tag: str) -> bool:
@@ -91,6 +109,7 @@ class ProgramTypes(Registry):
         if max(len(self._by_type), len(self._by_tag)) >= _MOST:
             self._by_type.clear()
             self._by_tag.clear()
+            self._places.clear()
         entry = RegisteredType(cls, tag_of(cls), 1, anatomy.encode, anatomy.decode, {})
         self._by_type[cls] = self._by_tag[entry.tag] = entry
         return entry
@@ -158,6 +177,14 @@ def _standing(module: str, path: tuple[str, ...]) -> type | None:
             return None
         inside = type.__getattribute__(part, "__dict__")
     return cast(type, part)
+
+
+def _place(module: str, path: tuple[str, ...]) -> _Place | None:
+    """Return the place of a class at the top of a module; None for one inside a class, which is looked for each time."""
+    if len(path) != 1:
+        return None
+    home = sys.modules[module]
+    return _Place(module, home, types.ModuleType.__getattribute__(home, "__dict__"), path[0])
 
 
 def _is_of(cls: type, tag: str) -> bool:

@@ -22,6 +22,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from outlive.adapters.langgraph.config import Place, thread_of
 from outlive.adapters.langgraph.delta_channels import read_history
 from outlive.adapters.langgraph.prune import add, delete_checkpoints_of, prune_thread
+from outlive.adapters.langgraph.refusals import Refusals, nodes_between, sent_to, source_of
 from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import Delta, describe, kept_values, pack_state
 from outlive.adapters.langgraph.values.messages import opened
@@ -51,6 +52,7 @@ class CheckpointOperations:
 
     def __init__(self, store: AsyncStore, serde: SerializerProtocol) -> None:
         self.serde = serde
+        self._refusals = Refusals()
         self.session = Session.of(store, serde)
         self._store, self._codec, self._engine = store, self.session.codec, self.session.engine
 
@@ -88,9 +90,8 @@ class CheckpointOperations:
             state = {**state, **await self._deltas_in(key, place.namespace, id)}
             await Save(self._engine, key, state, draft).run()
         except Unencodable as error:
-            raise Unencodable(
-                error.path.removeprefix("state.channel_values."), error.reason, _STATE
-            ) from None
+            nodes = nodes_between(self._cached(key, place.namespace, place.id), checkpoint)
+            raise self._refusals.of_checkpoint(error, key, place.namespace, place.id, nodes) from None
         return Place(place.thread, place.namespace, id)
 
     async def _deltas_in(self, key: ThreadKey, namespace: str, id: str) -> Mapping[str, Any]:
@@ -105,10 +106,7 @@ class CheckpointOperations:
         """Return the values of the parent that need not be sealed again, when the cache has it."""
         if self._codec.is_open:
             return {}
-        base = self._engine.cache.get((key.digest, place.namespace))
-        if base is None or base.record.id != place.id:
-            return {}
-        state = self._codec.unpack(base.bytes_of(self._codec), opaque=True)
+        state = self._cached(key, place.namespace, place.id)
         return kept_values(state, checkpoint["channel_versions"], new_versions)
 
     async def put_writes(
@@ -127,7 +125,7 @@ class CheckpointOperations:
         chunks: dict[bytes, bytes] = {}
         for position, (channel, written) in enumerate(writes):
             index, value = WRITES_IDX_MAP.get(channel, position), self._value(channel, written)
-            record, new = self._write_record(place.namespace, target, task, index, channel, value, path)
+            record, new = self._write_record(key, place.namespace, target, task, index, channel, value, path)
             records.append(record)
             chunks.update(new)
         await turn.wait()
@@ -150,18 +148,34 @@ class CheckpointOperations:
         )
 
     def _write_record(
-        self, namespace: str, target: str, task: str, index: int, channel: str, value: Any, path: str
+        self,
+        key: ThreadKey,
+        namespace: str,
+        target: str,
+        task: str,
+        index: int,
+        channel: str,
+        value: Any,
+        path: str,
     ) -> tuple[WriteRecord, dict[bytes, bytes]]:
         try:
             return self._engine.write_record(
                 namespace, target, check_id("task_id", task), index, channel, value, check_text("task_path", path)
             )  # fmt: skip
         except Unencodable as error:
-            where = error.path.replace("state", channel, 1)
-            raise Unencodable(where, error.reason, _source(task, path, channel)) from None
+            node = sent_to(path, self._cached(key, namespace, target))
+            source = source_of(task, path, channel, node)
+            raise self._refusals.of_write(error, key, namespace, target, channel, source) from None
         except OutliveError as error:
-            error.add_note(f"in what {_source(task, path, channel)}")
+            error.add_note(f"in what {source_of(task, path, channel)}")
             raise
+
+    def _cached(self, key: ThreadKey, namespace: str, id: str | None) -> Any:
+        """Return the state of a checkpoint in opaque form, when the cache has it."""
+        base = self._engine.cache.get((key.digest, namespace))
+        if base is None or base.record.id != id:
+            return None
+        return self._codec.unpack(base.bytes_of(self._codec), opaque=True)
 
     # Reading
 
@@ -218,20 +232,11 @@ class CheckpointOperations:
         return total
 
 
-_STATE = "a channel of the graph's state"
-
-
 def _several(name: str, ids: Sequence[str]) -> Sequence[str]:
     """Return ids; refuse a str, which would be read as a list of letters."""
     if isinstance(ids, str | bytes):
         raise BadArgument(f"{name} must be a list of ids, not {ids!r:.100}")
     return ids
-
-
-def _source(task: str, path: str, channel: str) -> str:
-    """Say who wrote something. LangGraph names a task by a path: how it was started, then the node."""
-    node = path.rpartition(", ")[2].strip("~() ") if "__pregel_pull" in path else ""
-    return f"{f'node {node!r}, ' if node else ''}task {task!r}, wrote it to channel {channel!r}"
 
 
 def _history(channel: str, delta: Delta) -> DeltaChannelHistory:
