@@ -607,7 +607,7 @@ def test_a_damaged_checkpoint_can_be_removed(postgres_store):
         "update outlive.checkpoint set source = 'input'",
         "update outlive.write set body = body || 'x'::bytea",
         "update outlive.write set channel = 'other'",
-        "update outlive.thread set info = info || 'x'::bytea",
+        "update outlive.thread set metadata = metadata || 'x'::bytea",
         "delete from outlive.write",
     ],
 )

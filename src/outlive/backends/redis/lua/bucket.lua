@@ -118,7 +118,7 @@ local function first_row(ttl_ms, at, expired, line)
   if expired and string.find(expired, 'l') then drop_lines(line, expired) end
   return {
     generation = '0', revision = ttl_ms > 0 and at or 0, epoch = 0, seq = 0, created = int(at), updated = int(at), checkpoints = 0,
-    writes = 0, entries = 0, stored = 0, info_version = 0, info = 0, ends = 0, listing = 0, tokens = '',
+    writes = 0, entries = 0, stored = 0, metadata_version = 0, metadata = 0, ends = 0, listing = 0, tokens = '',
   }
 end
 
@@ -204,9 +204,9 @@ local function summarize(with_head, member, time)
     -- If the line is still there, it is wrong.
     return { redis.call('ZSCORE', RECENT, time) and '!' .. TORN or false }
   end
-  local info = row.info > 0 and redis.call('HMGET', M, 'info', 'projection') or {}
-  if not with_head then return { raw, info[1] or false, info[2] or false } end
+  local metadata = row.metadata > 0 and redis.call('HMGET', M, 'metadata', 'projection') or {}
+  if not with_head then return { raw, metadata[1] or false, metadata[2] or false } end
   local head, value = head_record('')
   local count = redis.call('HLEN', R)
-  return { raw, info[1] or false, info[2] or false, head, value, count, count ~= row.checkpoints and redis.call('PTTL', M) }
+  return { raw, metadata[1] or false, metadata[2] or false, head, value, count, count ~= row.checkpoints and redis.call('PTTL', M) }
 end
