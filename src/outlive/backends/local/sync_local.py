@@ -52,27 +52,24 @@ class SyncLocal(LocalCalls):
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Commit at once if nobody else is at it, else wait in the queue for the lock."""
-        if not self._queue:
+        if len(commits) == 1 and not self._queue:
             try:
                 if self.local.lock.acquire(blocking=False):
-                    return self._commit_now(commits)
+                    return [self._commit_now(commits[0])]
             finally:
                 self._release()
         return self._commit_queued(commits)
 
-    def _commit_now(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+    def _commit_now(self, commit: Commit) -> Receipt | OutliveError:
         """Commit under the lock, which the caller holds."""
         if self._closed:
-            return [StoreClosed() for _ in commits]
-        for commit in commits:
-            if commit.on_queued is not None:  # later commits are ordered after these
-                commit.on_queued()
-        results = self.local.commit_all(commits)
-        for commit in commits:
-            if commit.entries:
-                self._bell.ring(commits)
-                break
-        return results
+            return StoreClosed()
+        if commit.on_queued is not None:  # later commits are ordered after this one
+            commit.on_queued()
+        (result,) = self.local.commit_all([commit])
+        if commit.entries:
+            self._bell.ring([commit])
+        return result
 
     def _commit_queued(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Join the queue; the thread that gets the lock first commits for all that wait."""

@@ -263,7 +263,7 @@ class Connection:
         if fetch_one(db, "select count(*) from sqlite_schema")[0] == 0:
             return None
         if fetch_one(db, "pragma application_id")[0] != APPLICATION_ID:
-            raise BadURL(f"{self.path!r} is a SQLite file of another program; choose another path")
+            raise BadURL(f"{self.path!r} is {_foreign_file(db)}")
         version = fetch_one(db, "pragma user_version")[0]
         if version > SCHEMA_VERSION:
             raise NewerFormat(f"the SQLite file {os.path.basename(self.path)!r}", version, SCHEMA_VERSION)
@@ -369,6 +369,17 @@ def fetch_one(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
     """Return the first row or None, leaving no statement open."""
     rows = db.execute(sql, values).fetchall()
     return rows[0] if rows else None
+
+
+def _foreign_file(db: apsw.Connection) -> str:
+    """Say what a file of another program is, and what to do."""
+    names = "select count(*) from sqlite_schema where type = 'table' and name in ('checkpoints', 'writes')"
+    if fetch_one(db, names)[0] == 2:
+        return (
+            "a database of LangGraph's SqliteSaver; choose another path, "
+            "and import its threads with outlive import-langgraph"
+        )
+    return "a SQLite file of another program; choose another path"
 
 
 def _unused(path: str) -> str:
