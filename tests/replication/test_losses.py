@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import os
 import shutil
@@ -14,7 +15,7 @@ import apsw
 import pytest
 
 import outlive
-from outlive.backend import OUTBOX, Commit, EntryQuery
+from outlive.backend import OUTBOX, Commit, EntryQuery, ThreadKey
 from outlive.layers.replication.stores import Stores
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import PATIENCE_S, eventually
@@ -244,6 +245,47 @@ def test_a_lease_is_not_lost_with_the_data_of_the_primary():
     run.save(2)
     assert client.pair.stores.is_failed_over
     assert client.store.thread("t").load() == 2
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["new", "used"])
+@pytest.mark.parametrize("renewals", [0, 3])
+@pytest.mark.parametrize("holder", ["lock", "run"])
+def test_a_place_is_not_taken_twice_when_the_primary_forgot_who_holds_it(holder, renewals, is_used):
+    backends = memories()
+    client, other = Client(backends), Client(backends)
+    if is_used:
+        client.store.lock("t").acquire().release()
+    tables, digest = backends[0].local._tables, ThreadKey.of("", "t").digest
+    before = copy.deepcopy(tables.get(digest))
+    takes = {
+        "lock": lambda store: store.lock("t", lease_s=600, timeout_s=0.1).acquire(),
+        "run": lambda store: store.run("t", lease_s=600).start(),
+    }
+    first = takes.pop(holder)(client.store)
+    for _ in range(renewals):
+        run_now(client.store._store._heart.beat())
+    del tables[digest]  # the primary lost its last commits
+    if before is not None:
+        tables[digest] = before
+    (take,) = takes.values()
+    with pytest.raises(outlive.ThreadBusy):
+        take(other.store)
+    assert other.pair.stores.is_failed_over
+    if holder == "lock":
+        client.store.thread("t").save({"n": 1}, fence=first)
+    else:
+        first.save({"n": 1})
+    first.release()
+    take(other.store).release()
+
+
+def test_a_thread_that_is_deleted_and_locked_again_has_lost_nothing():
+    client = Client(memories())
+    for n in range(3):
+        with client.store.lock("t", lease_s=600) as lock:
+            client.store.thread("t").save({"n": n}, fence=lock)
+        client.store.delete("t")
+    assert not client.pair.stores.is_failed_over
 
 
 def test_a_call_waits_for_a_change_of_roles_that_another_process_has_not_finished(monkeypatch):

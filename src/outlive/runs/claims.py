@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outlive.backend import Receipt
+from outlive.backend import EntryRecord, Receipt
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, StoreError, ThreadBusy
 from outlive.runs import tickets
 from outlive.runs.attempts import count_releases
@@ -31,6 +31,7 @@ from outlive.runs.waiting_tickets import Place, place_of
 from outlive.threads.engine import Engine
 
 _MOST_DOUBLINGS = 8  # of the pause after a release
+_MOST_PLACES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Claims:
         self._slots = slots
         self._avoided_s = avoided_s  # how long a run that could not be worked on is left to others
         self.full: set[str | None] = set()  # agents without a free slot
+        self._left: dict[Place, EntryRecord] = {}  # places, as runs of this worker have left them
 
     async def take_slots(self, agent: str | None) -> list[AsyncLock] | None:
         """Take the slots that a run of an agent needs; None: there is none free."""
@@ -82,6 +84,7 @@ class Claims:
             offers = [bid.offer for bid in bids if bid.offer is not None]
             results = await reservation.commit_all([offer.commit for offer in offers]) if offers else []
         except BaseException:
+            self._queue.is_stale = True  # what was listed is still there
             for bid in bids:
                 await self._slots.free(bid.slots)
             raise
@@ -93,6 +96,7 @@ class Claims:
     async def _bid(self, ticket: Ticket, bids: list[_Bid]) -> None:
         slots = await self.take_slots(ticket.agent)
         if slots is None:
+            self._queue.is_stale = True  # it is to be listed again
             return
         try:
             bids.append(_Bid(ticket, slots, await self._offer(ticket)))
@@ -106,7 +110,9 @@ class Claims:
         stored = None if self._queue.is_suspect(ticket) else ticket.run
         if stored is None:
             return None
-        return await self._recovery.offer(unpack_or_tell(self._engine.codec, ticket.thread, stored))
+        info, place = unpack_or_tell(self._engine.codec, ticket.thread, stored), place_of(ticket)
+        left = None if place is None else self._left.pop(place, None)
+        return await self._recovery.offer(info, left)
 
     async def _award(
         self,
@@ -123,8 +129,7 @@ class Claims:
                 continue
             work = functools.partial(self._take, bid.ticket)
             if bid.offer is not None and answer is not None:
-                resume = functools.partial(self._recovery.work, bid.offer, answer)
-                work = functools.partial(self._work, bid.ticket, bid.offer.info, resume)
+                work = functools.partial(self._resume, bid.ticket, bid.offer, answer)
             self._queue.claimed(bid.ticket)
             start(Claimed(work, place_of(bid.ticket), bid.slots))
         for bid, error in lost:
@@ -155,6 +160,15 @@ class Claims:
         info = unpack_or_tell(self._engine.codec, ticket.thread, stored)
         take = functools.partial(self._recovery.take, ticket.thread, info, is_fresh=True)
         await self._work(ticket, info, take)
+
+    async def _resume(self, ticket: Ticket, offer: Offer, receipt: Receipt) -> None:
+        """Work on a run that was claimed; remember how it leaves its place, for the next one there."""
+        await self._work(ticket, offer.info, functools.partial(self._recovery.work, offer, receipt))
+        place = place_of(ticket)
+        if place is not None and offer.run._left is not None:
+            if len(self._left) >= _MOST_PLACES:
+                self._left.clear()
+            self._left[place] = offer.run._left
 
     async def _work(self, ticket: Ticket, info: RunInfo, resume: Callable[[], Awaitable[Outcome]]) -> None:
         """Resume a run, and note what came of it."""

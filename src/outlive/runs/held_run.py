@@ -74,6 +74,7 @@ class HeldRun:
         self._options = options
         self._mutex = engine.runtime.mutex()
         self._fence = self._epoch = self._lock_epoch = self._revision = 0
+        self._left: EntryRecord | None = None  # its place, as the end of this run has left it
         self._has_place = False
         self._has_begun = False
         self._is_live = False

@@ -262,16 +262,17 @@ class Lock:
 
     run: str | None  # None: a lock without a run
     owner: Owner
+    is_shared: bool = False  # runs have joined it, which may live longer than it
 
     @classmethod
     def unpack(cls, codec: Codec, entry: EntryRecord) -> Lock:
         fields = codec.unpack(entry.body or b"")
         if not isinstance(fields, dict) or not isinstance(fields.get("run"), str | None):
             raise Corrupt(f"the lock of namespace {entry.key!r} is damaged")
-        return cls(fields.get("run"), Owner.unpack(fields.get("owner")))
+        return cls(fields.get("run"), Owner.unpack(fields.get("owner")), bool(fields.get("is_shared", True)))
 
     def pack(self, codec: Codec) -> bytes:
-        return codec.pack({"run": self.run, "owner": self.owner.pack()})
+        return codec.pack({"run": self.run, "owner": self.owner.pack(), "is_shared": self.is_shared})
 
 
 def busy(codec: Codec, namespace: str, refusal: EntryHeld) -> RunBusy | ThreadBusy:

@@ -104,6 +104,9 @@ class Queue:
         """Return up to `count` tickets of an agent that may be claimed; add their places to `taken`."""
         waiting = self._waiting.setdefault(agent, WaitingTickets())
         look = _Look(count, taken, self._is_paused, self._is_unwanted)
+        if not waiting.may_have(look.is_free):  # all was read, and nothing was stored since
+            self._is_empty = self._is_empty and waiting.is_empty
+            return []
         # 1. The front. It is reserved, so other workers see other tickets there.
         front = await list_ready(source, self._engine.codec, self._tenant, agent, limit=count)
         self._is_empty = self._is_empty and not front.tickets and front.after is None

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from outlive.arguments import is_async
-from outlive.backend import Commit, EntryCursor, EntryQuery, Receipt, ThreadKey
+from outlive.backend import Commit, EntryCursor, EntryQuery, EntryRecord, Receipt, ThreadKey
 from outlive.errors import (
     BadArgument,
     Corrupt,
@@ -344,9 +344,10 @@ class Recovery:
     def _handler_of(self, info: RunInfo) -> Handler | None:
         return self._handlers.get(info.agent) or self._handlers.get("*")
 
-    async def offer(self, info: RunInfo) -> Offer | None:
+    async def offer(self, info: RunInfo, left: EntryRecord | None) -> Offer | None:
         """Return how a released run is claimed, for `work`; None: leave it to `take`.
 
+        `left` is its place, if the caller knows how another run has left it.
         Raises RunBusy, ThreadBusy.
         """
         handler = self._handler_of(info)
@@ -357,7 +358,7 @@ class Recovery:
             return None
         run = self._resume(info, is_fresh=True)
         try:
-            return Offer(info, run, await run._offer())
+            return Offer(info, run, await run._offer(left))
         except (KeyMissing, StoreClosed, StoreUnavailable, RunBusy, ThreadBusy):
             raise
         except Exception:  # noqa: BLE001  # nothing was claimed; `take` reports what is wrong

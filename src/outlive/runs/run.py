@@ -24,7 +24,7 @@ from outlive.arguments import (
     check_run_durability,
     check_usage,
 )
-from outlive.backend import Commit, Receipt
+from outlive.backend import Commit, EntryRecord, Receipt
 from outlive.errors import (
     BudgetSpent,
     ChildWaits,
@@ -159,10 +159,13 @@ class AsyncRun(HeldRun, AsyncContext):
             self._is_replayed = True
         return self
 
-    async def _offer(self) -> Commit:
-        """Return the commit that claims this run as it was released; `_accept` begins the run after it. Raises ThreadBusy."""
+    async def _offer(self, left: EntryRecord | None) -> Commit:
+        """Return the commit that claims this run as it was released; `_accept` begins the run after it. Raises ThreadBusy.
+
+        `left` is its place, if the caller knows how another run has left it.
+        """
         self._start = Start(self._engine, self.thread, self.info, self._options)
-        return await self._start.offer()
+        return await self._start.offer(left)
 
     async def _accept(self, receipt: Receipt) -> None:
         """Begin the run that the commit of `_offer` has claimed."""

@@ -40,6 +40,7 @@ from outlive.runs.lease import (
     FAILED,
     FREE,
     LEFT,
+    LOCK,
     PARKED,
     RELEASED,
     RUN,
@@ -297,7 +298,8 @@ class RunEnd:
         commit = Commit(self._key, entries=(*entries, *chunks), timeout_s=timeout_s)
         self._run._stop()  # a renewal that came after the end would be refused
         try:
-            await self._commit(status, self._run._fenced(commit))
+            stored = await self._commit(status, self._run._fenced(commit))
+            self._run._left = next((entry for entry in stored if entry.kind == LOCK), None)
             self._run._stream.settle(chunks)
         except (LeaseLost, RunEnded):
             raise
@@ -308,10 +310,10 @@ class RunEnd:
     def _ticketed(self, run: EntryRecord, info: RunInfo, now: int) -> tuple[EntryRecord, EntryRecord]:
         return tickets.released(self._engine.codec, run, tickets.Errand.of(info), now)
 
-    async def _commit(self, status: str, commit: Commit) -> None:
+    async def _commit(self, status: str, commit: Commit) -> Sequence[EntryRecord]:
+        """Store the end; return the entries as they are stored, if this call has stored them."""
         try:
-            await self._engine.commit(commit)
-            return
+            return (await self._engine.commit(commit)).entries
         except (LeaseLost, EntryHeld) as error:
             if error.kind == WAIT:  # answered in between: nothing was stored
                 raise
@@ -324,6 +326,7 @@ class RunEnd:
         if stored.status != status:
             self._run.info.status = stored.status
             raise RunEnded(self._run.id, stored.status)
+        return ()
 
 
 def _budget_spent(error: BaseException) -> BudgetSpent | None:

@@ -131,7 +131,10 @@ class Start:
             try:
                 holding = await self._commit(stored, claim, is_held)
             except (EntryHeld, LeaseLost) as error:
-                is_unseen, refusal = refusal is None and _is_first(stored), error
+                # What was supposed of the place, or read a moment before its holder wrote, is looked at again.
+                is_unseen = refusal is None and _is_first(stored)
+                is_unseen = is_unseen or (claim is not None and claim.is_shared and error.kind == LOCK)
+                refusal = error
                 if _is_held(error) and not self._is_superseded(error) and not is_unseen:
                     break
                 continue  # the parent ended, or another run joined a free place: look again
@@ -143,8 +146,10 @@ class Start:
         assert refusal is not None
         raise self._busy(refusal)
 
-    async def offer(self) -> Commit:
+    async def offer(self, left: EntryRecord | None) -> Commit:
         """Return the commit that claims a run as it was released. Raises ThreadBusy.
+
+        `left` is its place, if the caller knows how another run has left it.
 
         If it is refused, nothing has changed, and another process may have the run.
         """
@@ -152,7 +157,7 @@ class Start:
         assert stored is not None
         self._adopt(stored)
         self._begin_attempt(Owner.me())
-        claim = await self._claim(stored) or Claim()
+        claim = self._claim_left(left) or await self._claim(stored) or Claim()
         self._offered = _Offer(stored, self._taken(stored, claim, is_held=False), claim)
         return Commit(self._key, entries=self._offered.entries, fence=claim.fence)
 
@@ -227,6 +232,12 @@ class Start:
         if _is_first(stored) and info.parent is None:
             return place.claim_first(info.id, info.lease_s)
         return await place.claim(info.id, info.parent, info.lease_s)
+
+    def _claim_left(self, left: EntryRecord | None) -> Claim | None:
+        info = self._info
+        if left is None or not info.exclusive or info.parent is not None:
+            return None
+        return Place(self._engine, self._key, info.namespace).claim_left(info.id, left, info.lease_s)
 
     async def _commit(self, stored: EntryRecord | None, claim: Claim | None, is_held: bool) -> Holding:
         claim = claim or Claim()

@@ -76,12 +76,15 @@ class Place:
                 return Claim((self._taken(holder, None, lease_s),))
             lock = Lock.unpack(self._engine.codec, stored)
             if lock.run in (None, run):
+                holder = replace(holder, is_shared=lock.is_shared)
                 return Claim((self._taken(holder, stored, lease_s),))
-            # 2. The parent holds the place: share it under the fence of the parent.
+            # 2. The parent holds the place: share it under the fence of the parent. The first that
+            #    does so notes it, so that nobody looks for such runs where there are none.
             if parent is not None and lock.run == parent and stored.status == RUNNING:
-                return Claim(fence=stored.as_fence(), is_shared=True)
+                noted = replace(stored, body=replace(lock, is_shared=True).pack(self._engine.codec))
+                return Claim(() if lock.is_shared else (noted,), stored.as_fence(), is_shared=True)
             # 3. The parent shares the place itself: join it.
-            sharing = await self._sharing()
+            sharing = await self._sharing() if lock.is_shared else []
             if parent in [other.id for other in sharing]:
                 return self._joined(stored, next(other for other in sharing if other.id == parent))
             # 4. Another run holds it: refuse if that is alive, else clear the place and look again.
@@ -96,6 +99,15 @@ class Place:
     def claim_first(self, run: str, lease_s: float) -> Claim:
         """Return how a run gets a place that nobody has held so far; the store refuses it otherwise."""
         return Claim((self._taken(Lock(run, Owner.me()), None, lease_s),))
+
+    def claim_left(self, run: str, left: EntryRecord, lease_s: float) -> Claim | None:
+        """Return how a run gets a place as another one left it a moment ago; None: it has to be looked at.
+
+        The store refuses it if the place has changed since.
+        """
+        if left.status == RUNNING or Lock.unpack(self._engine.codec, left).is_shared:
+            return None
+        return Claim((self._taken(Lock(run, Owner.me()), left, lease_s),))
 
     def _taken(self, holder: Lock, stored: EntryRecord | None, lease_s: float) -> EntryRecord:
         """Return the entry that takes a place that is free, expired, or of a dead holder."""

@@ -48,6 +48,11 @@ class WaitingTickets:
         """Tell whether nothing waits, as far as it has read."""
         return self.is_complete and not self._places and not self._cut
 
+    def may_have(self, is_free: Callable[[Place], bool]) -> bool:
+        """Tell whether there may be a ticket for a free place, or one that was not read."""
+        is_current = self.is_complete and not self._is_stale
+        return not is_current or any(map(is_free, (*self._places, *self._cut)))
+
     @property
     def due_at(self) -> float | None:
         """When the pass has to start again; None: nothing was stored since it began."""

@@ -10,7 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outlive.backend import TOMBSTONE, Backend, CheckpointRecord, Commit, HistoryQuery, ThreadKey
+from outlive.backend import (
+    TOMBSTONE,
+    Backend,
+    CheckpointRecord,
+    Commit,
+    EntryQuery,
+    EntryRecord,
+    HistoryQuery,
+    ThreadKey,
+)
+from outlive.backend.entries import LOCK
 from outlive.backend.transfer import Tombstones, entries_of
 from outlive.layers.replication.pair import PRIMARY, active_role
 
@@ -27,6 +37,32 @@ async def has_lost(primary: Backend, secondary: Backend, key: ThreadKey, timeout
             if not Tombstones(tombstones).cover(record):
                 return True
     return False
+
+
+async def has_lost_lock(
+    primary: Backend, secondary: Backend, key: ThreadKey, namespace: str, timeout_s: float
+) -> bool:
+    """Tell whether the secondary has a holder of a place that the primary, which gave it to another, must have had.
+
+    The entry of a place is never deleted alone. The primary is read last: what is there by then may
+    be newer than what the secondary has got so far.
+    """
+    replica = await _lock_of(secondary, key, namespace, timeout_s)
+    if replica is None:
+        return False
+    for tombstone in await entries_of(primary, key, TOMBSTONE, timeout_s):
+        if not tombstone.key and tombstone.rank[:2] >= replica.rank[:2]:
+            return False  # the thread was deleted, which the secondary will learn
+    stored = await _lock_of(primary, key, namespace, timeout_s)
+    if stored is None or stored.rank > replica.rank:
+        return False
+    return (stored.rank, stored.body) != (replica.rank, replica.body)
+
+
+async def _lock_of(backend: Backend, key: ThreadKey, namespace: str, timeout_s: float) -> EntryRecord | None:
+    query = EntryQuery(key.tenant, LOCK, thread=key, prefix=namespace, limit=1)
+    entries = await backend.entries(query, timeout_s=timeout_s)
+    return next((entry for _, entry in entries if entry.key == namespace), None)
 
 
 async def has_gap(primary: Backend, secondary: Backend, done: Commit, timeout_s: float) -> bool:

@@ -8,10 +8,21 @@ active store has answered with a receipt, no later failure is of the third kind.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend import NEXT, OUTBOX, Commit, EntryRecord, Receipt, Removal, ThreadKey, outcome_unknown
+from outlive.backend import (
+    NEXT,
+    OUTBOX,
+    Commit,
+    EntryRecord,
+    Receipt,
+    Removal,
+    ThreadKey,
+    outcome_unknown,
+)
+from outlive.backend.entries import LOCK
 from outlive.errors import (
     Corrupt,
     EntryHeld,
@@ -300,9 +311,12 @@ class Committer:
         if not self._options.is_strict:
             left_s = _DIRECT_S if left_s is None else min(_DIRECT_S, left_s)
         replicas: dict[int, Commit] = {}
+        lost = {at for at in stored if await self._has_lost_lock(sent[at].original)}
         for at in stored:
             receipt = results[at]
             assert isinstance(receipt, Receipt)
+            if at in lost:
+                continue
             believed = max(epoch, sent[at].original.epoch or 0)
             replica = None if receipt.existing else replica_of(sent[at].original, receipt, believed)
             if replica is not None:
@@ -317,7 +331,8 @@ class Committer:
             # Out of turn means that the two stores differ. Either the primary gives out places that
             # it gave out before, because it has lost commits; or the secondary lacks some, which
             # are queued.
-            if isinstance(answer, OutOfTurn) and await self._switch.has_lost(each.thread):
+            is_out_of_turn = isinstance(answer, OutOfTurn)
+            if at in lost or (is_out_of_turn and await self._switch.has_lost(each.thread)):
                 answer = EpochPassed("", epoch, epoch)
             elif answer is None or isinstance(answer, StaleBase | OutOfTurn):
                 is_behind = answer is not None or _may_repeat(each.original, results[at])
@@ -329,6 +344,17 @@ class Committer:
                 # are merged once more.
                 self._stores.update_health(SECONDARY, None)
                 self._outbox.mark_delivered(each.thread, (each.key,))
+
+    async def _has_lost_lock(self, commit: Commit) -> bool:
+        """Tell whether the primary gave away a place that has a holder, because it has lost commits.
+
+        Before the replica is sent: it may have the very rank of that holder.
+        """
+        for entry in commit.entries:
+            if entry.kind == LOCK and entry.fence == NEXT and entry.status == "running":
+                with contextlib.suppress(StoreError):  # then the replica is not merged either
+                    return await self._switch.has_lost_lock(commit.thread, entry.key)
+        return False
 
     async def _send(self, replicas: list[Commit]) -> Sequence[Result]:
         if not replicas:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from outlive.backend import ThreadKey, ThreadQuery
 from outlive.errors import EntryHeld, StoreBusy, StoreError, StoreUnavailable
 from outlive.layers.replication.backlog import Outbox
-from outlive.layers.replication.checks import has_lost
+from outlive.layers.replication.checks import has_lost, has_lost_lock
 from outlive.layers.replication.options import RoleChange
 from outlive.layers.replication.pair import (
     PRIMARY,
@@ -122,11 +122,18 @@ class RoleSwitch:
         """Tell whether the primary has lost commits. Then it is left, even without automatic
         failover: what was acknowledged is in the secondary alone.
         """
-        if not await has_lost(*self._stores.both, key, self._stores.patience_s):
-            return False
-        async with self._one_at_a_time:
-            await self._leave_primary()
-        return True
+        return await self._leave_if(await has_lost(*self._stores.both, key, self._stores.patience_s))
+
+    async def has_lost_lock(self, key: ThreadKey, namespace: str) -> bool:
+        """Tell whether the primary has lost who holds a place. Then it is left too."""
+        stores = self._stores
+        return await self._leave_if(await has_lost_lock(*stores.both, key, namespace, stores.patience_s))
+
+    async def _leave_if(self, is_lost: bool) -> bool:
+        if is_lost:
+            async with self._one_at_a_time:
+                await self._leave_primary()
+        return is_lost
 
     async def _leave_primary(self) -> None:
         stores = self._stores

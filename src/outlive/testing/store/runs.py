@@ -127,6 +127,33 @@ class RunContract(Contract):
         assert await other.load() is None
         await other.complete()
 
+    async def test_a_place_is_free_when_a_run_and_those_that_share_it_have_ended(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        parent = await store.run("t", run_id="parent").start()
+        child = await other.run("t", run_id="child", parent="parent").start()
+        await parent.complete()
+        with pytest.raises(ThreadBusy) as refusal:
+            await store.run("t", run_id="next").start()
+        assert refusal.value.holder == "child"
+        await child.complete()
+        await (await store.run("t", run_id="next").start()).complete()
+
+    async def test_a_run_joins_its_parent_while_that_writes(self, trial: Trial) -> None:
+        store = await trial.store()
+        backend, other = await trial.interposed()
+        parent = await store.run("t", run_id="parent").start()
+
+        async def write(*args: Any) -> None:
+            await parent.save({"n": 1})
+
+        backend.before("commit_all", write)  # between the look of the child and its commit
+        child = await other.run("t", run_id="child", parent="parent").start()
+        assert child.info.shares_place
+        await parent.complete()
+        with pytest.raises(ThreadBusy):
+            await store.run("t", run_id="next").start()
+        await child.complete()
+
     async def test_a_lock_holds_a_place_without_a_run(self, store: AsyncStore) -> None:
         lock = await store.lock("t").acquire()
         for take in (store.run("t").start, store.lock("t", timeout_s=0.1).acquire):

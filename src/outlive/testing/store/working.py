@@ -440,6 +440,34 @@ class WorkerContract(Contract):
         long_pages = [query for query in queries if query.kind == READY and query.limit > 4]
         assert 0 < len(long_pages) < 20
 
+    async def test_the_next_run_of_a_thread_waits_for_children_of_the_one_before(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        children: list[Any] = []
+        seen: list[str] = []
+
+        async def handler(run: Any) -> None:
+            if run.id == "first":
+                children.append(await other.run("t", run_id="child", parent="first").start())
+            elif run.id == "second":
+                child = await other.find_run("child")
+                seen.append("" if child is None else child.status)
+
+        for id in ("zeroth", "first", "second"):  # the first takes the place as the zeroth has left it
+            await store.submit("t", run_id=id, agent="a")
+
+        async def body() -> None:
+            async def has_ended(id: str) -> bool:
+                run = await other.find_run(id)
+                return run is not None and run.is_finished
+
+            await _until(trial, lambda: has_ended("first"))
+            await trial.sleep(0.3)  # in which the worker looks again
+            await children[0].complete()
+            await _until(trial, lambda: has_ended("second"))
+
+        await _during(trial, [_worker(store, {"a": handler})], body)
+        assert seen == ["completed"]
+
     async def test_a_run_goes_to_workers_of_its_code_version(self, trial: Trial) -> None:
         stores = [await trial.store() for _ in range(2)]
         done: list[tuple[str, str | None]] = []
