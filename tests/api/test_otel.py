@@ -80,8 +80,8 @@ def test_steps_and_saves_are_inside_their_run(tracing):
         run.attributes.items()
         >= {
             names.GEN_AI_OPERATION_NAME: "invoke_agent",
-            names.GEN_AI_AGENT_NAME: "planner",
-            names.GEN_AI_CONVERSATION_ID: "t",
+            "gen_ai.agent.name": "planner",
+            "gen_ai.conversation.id": "t",
             names.GEN_AI_USAGE_INPUT_TOKENS: 12,
             names.GEN_AI_USAGE_OUTPUT_TOKENS: 3,
             "outlive.usage.cost": 0.5,

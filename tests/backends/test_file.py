@@ -1032,7 +1032,7 @@ def test_a_child_that_was_forked_under_the_lock_does_not_keep_it(folder: Path) -
     guard = opened(folder)._guard
     with guard.held():
         inherited = os.dup(guard._fd)  # the same open file, as a child has it
-    done(opened(folder), saving("c1", timeout_s=1))
+    done(opened(folder), saving("c1", timeout_s=PATIENCE_S))
     os.close(inherited)
 
 

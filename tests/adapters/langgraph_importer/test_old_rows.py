@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sqlite3
 import warnings
@@ -177,15 +178,13 @@ def test_values_that_only_json_has_are_moved_exactly(postgres_url):
 
 
 class Shifting:
-    """A cipher that is easy to see through; it gives other bytes every time."""
+    """A cipher that is easy to see through; it gives other bytes every time. LangGraph calls it from several threads."""
 
-    count = 0
+    counts = itertools.count()
 
     def encrypt(self, plaintext):
-        Shifting.count = (Shifting.count + 1) % 255
-        return "shift", bytes([Shifting.count]) + bytes(
-            (byte + Shifting.count + 1) % 256 for byte in plaintext
-        )
+        shift = next(self.counts) % 255
+        return "shift", bytes([shift]) + bytes((byte + shift + 1) % 256 for byte in plaintext)
 
     def decrypt(self, name, ciphertext):
         assert name == "shift"
