@@ -67,7 +67,7 @@ from outlive.testing.patience import PATIENCE_S
 
 SEED = int(os.environ.get("OUTLIVE_SEED", "20261115"))
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
-ROUNDS = 400 if LONG else 25
+ROUNDS = 400 if LONG else 12
 T = ThreadKey.of("", "trip-42")
 U = ThreadKey.of("", "other")
 
