@@ -219,7 +219,7 @@ IDENTITY = {
 }
 ADDRESS = {"checkpoint": ["key"], "chunk": ["key"], "write": ["key"], "thread": ["key"]}
 # Columns that no answer depends on: rowids that nothing refers to, the projection for people, the stamp of sweeps.
-HARMLESS = {("checkpoint", "key"), ("write", "key"), ("thread", "info_json"), ("chunk", "revision")}
+HARMLESS = {("checkpoint", "key"), ("write", "key"), ("thread", "metadata_json"), ("chunk", "revision")}
 
 
 class RawText(bytes):
@@ -675,7 +675,7 @@ DAMAGE = {
     "sqlite checksum": by_sql("update thread set checksum = x'00'"),
     "sqlite seq": by_sql("update thread set seq = 'much'"),
     "sqlite tenant": by_sql("update thread set tenant = 'another'"),
-    "sqlite key of metadata": by_sql("update thread set info_version = -1"),
+    "sqlite key of metadata": by_sql("update thread set metadata_version = -1"),
     "sqlite row": by_sql("delete from thread"),
     "sqlite head": by_sql("delete from head"),
     "sqlite checkpoint": by_sql("delete from checkpoint where id = 'c1'"),

@@ -162,7 +162,7 @@ def test_everything_that_was_committed_is_there_for_a_new_process(folder: Path) 
             thread,
             writes=(write,),
             entries=(EntryRecord("run", "r", b"e", "running", 1, 2, 3, 4),),
-            info=b"i",
+            metadata=b"i",
         ),
     )
     seen = read_all(first, thread)
@@ -185,7 +185,7 @@ def test_the_fields_on_disk_are_all_the_fields_there_are() -> None:
     assert set(effects_module._ROW) == fields(Counters)
     assert fields(Effect) == {
         "thread", "counters", "at", "checkpoints", "rewrites", "replaced", "chunks", "writes", "entries", "removed",
-        "removed_chunks", "everything", "erase", "info", "info_projection",
+        "removed_chunks", "everything", "erase", "metadata", "metadata_projection",
     }  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def any_commit(chance: random.Random, backend: MemoryBackend) -> Commit:
     if kind == 5:
         return saving(name, thread, expect_head=("", f"c{chance.randrange(12)}"))
     if kind == 6:
-        return saving(name, thread, info=name.encode(), replace=True)
+        return saving(name, thread, metadata=name.encode(), replace=True)
     writes = (WriteRecord("", name, "task", chance.randrange(-2, 2), "channel", "path", name.encode()),)
     entries = (
         EntryRecord("run", name, b"x", fence=chance.randrange(3), lease_s=1, gone=chance.random() < 0.3),
@@ -876,14 +876,14 @@ def test_a_log_does_not_grow_with_what_is_overwritten(folder: Path) -> None:
 def test_stamps_and_times_survive_a_rewrite(folder: Path) -> None:
     backend = opened(folder)
     save(backend, "c1", "c2", "c3")
-    done(backend, Commit(T, info=b"title", writes=(WriteRecord("", "c1", "t", 0, "c", "p", b"w"),)))
+    done(backend, Commit(T, metadata=b"title", writes=(WriteRecord("", "c1", "t", 0, "c", "p", b"w"),)))
     before = backend.inventory(T), backend.threads(ThreadQuery(""))[0]
     done(backend, Commit(T, removal=Removal(checkpoints=(("", "c2"),), erase=True)))
     fresh = opened(folder)
     after = fresh.inventory(T), fresh.threads(ThreadQuery(""))[0]
     assert after[0].chunks == before[0].chunks
     assert after[0].revision == before[0].revision + 1
-    assert (after[1].created_at, after[1].info, after[1].seq) == (before[1].created_at, b"title", 3)
+    assert (after[1].created_at, after[1].metadata, after[1].seq) == (before[1].created_at, b"title", 3)
     assert after == (backend.inventory(T), backend.threads(ThreadQuery(""))[0])
     assert len(fresh.writes(T, None)) == 1
 
@@ -1270,7 +1270,7 @@ def test_normal_does_not_sync_every_save_and_catches_up_at_close(folder: Path) -
 def test_frames_are_as_they_were_written_first(folder: Path) -> None:
     """The bytes of format 1 stay readable: this is one of its frames."""
     backend = opened(folder)
-    done(backend, Commit(T, info=b"x"))
+    done(backend, Commit(T, metadata=b"x"))
     log = Log(QuickDisk(str(folder)), f"threads/{T.digest.hex()}.log", T.digest)
     fd = log.open()
     assert log.resume(fd)

@@ -233,7 +233,7 @@ def _steps() -> list[list[Commit]]:
                 "a2",
                 writes=(write,),
                 entries=(EntryRecord("run", "r", b"1", "running", fence=1),),
-                info=b"title",
+                metadata=b"title",
             )
         ],
         [_save(B, "b1"), _save(C, "c1"), _save(A, "a3")],
@@ -251,7 +251,7 @@ def _seen(backend: MemoryBackend, thread: ThreadKey) -> object:
     inventory = backend.inventory(thread)
     rows = [row for row in backend.threads(ThreadQuery("")) if row.id == thread.id]
     return (
-        [(row.seq, row.info) for row in rows],
+        [(row.seq, row.metadata) for row in rows],
         [replace(record, created_at=0) for record in backend.history(HistoryQuery(thread, None))[1]],
         backend.writes(thread, None),
         [entry for _, entry in backend.entries(EntryQuery("", "run", thread=thread))],

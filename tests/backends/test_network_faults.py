@@ -313,7 +313,7 @@ ONCE = {
     ),
     "metadata": (
         (),
-        lambda fence: Commit(KEY, info=b"new", info_version=0),
+        lambda fence: Commit(KEY, metadata=b"new", metadata_version=0),
         lambda receipt, fence: receipt.existing is None,
     ),
     "a deletion": (
@@ -422,7 +422,7 @@ class Holding:
 LATE = {
     "a write": lambda body: Commit(KEY, writes=(write("c", "task", -1, body),)),
     "an entry": lambda body: Commit(KEY, entries=(EntryRecord("step", "n", body, "s"),)),
-    "metadata": lambda body: Commit(KEY, info=body),
+    "metadata": lambda body: Commit(KEY, metadata=body),
     "a checkpoint": lambda body: Commit(KEY, (draft(body.decode()),)),
 }
 
@@ -435,7 +435,7 @@ async def seen(found):
     return (
         [held.body for held in await found.backend.writes(KEY, None)],
         [held.body for held in await found.entries("step")],
-        (await found.row()).info,
+        (await found.row()).metadata,
         await found.head(),
     )
 

@@ -608,7 +608,7 @@ def test_a_damaged_checkpoint_can_be_removed(postgres_store):
         "update outlive.checkpoint set source = 'input'",
         "update outlive.write set body = body || 'x'::bytea",
         "update outlive.write set channel = 'other'",
-        "update outlive.thread set info = info || 'x'::bytea",
+        "update outlive.thread set metadata = metadata || 'x'::bytea",
         "delete from outlive.write",
     ],
 )
@@ -709,6 +709,27 @@ def test_two_workers_that_look_at_the_same_moment_see_different_tickets(postgres
         assert [thread.id for thread, _ in run_now(third.entries(query))] == ["t0", "t1"]
         for each in (second, third):
             run_now(each.release())
+
+
+def test_a_run_behind_a_long_queue_of_a_busy_thread_is_claimed(postgres_store):
+    with outlive.open(postgres_store) as store, outlive.open(postgres_store) as other:
+        with store.run("t", run_id="holds the thread", agent="a"):
+            for number in range(250):  # more than a reservation looks at
+                store.submit("t", run_id=f"r{number}", agent="a")
+            store.submit("other", run_id="next", agent="a")
+            reservation = run_now(other._store._engine.backend.reserve())
+            rows = run_now(reservation.entries(EntryQuery("", READY, limit=8)))
+            run_now(reservation.release())
+            assert [thread.id for thread, _ in rows] == ["t"]
+            worker = other.worker({"a": lambda run: None}, interval_s=60)
+            thread = threading.Thread(target=worker.run)
+            thread.start()
+            try:
+                eventually(lambda: store.find_run("next").is_finished, "the run is not claimed")
+            finally:
+                worker.drain(0)
+                thread.join()
+            assert not any(run.is_finished for run in store.runs(thread="t"))
 
 
 def test_a_worker_with_one_connection_works(postgres_store):

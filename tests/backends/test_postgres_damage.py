@@ -79,7 +79,7 @@ LOST = {
     "thread": ("delete from outlive.thread where id = 't'", lambda store: store.thread("t").load()),
     "thread, saved to": ("delete from outlive.thread where id = 't'", lambda store: store.thread("t").save({"n": 9})),
     "thread in a list": ("delete from outlive.thread where id = 't'", lambda store: list(store.threads())),
-    "metadata": ("update outlive.thread set info = null where id = 't'", lambda store: store.thread("t").metadata()),
+    "metadata": ("update outlive.thread set metadata = null where id = 't'", lambda store: store.thread("t").metadata()),
     "pending write": ("delete from outlive.write where task = 'task'", lambda store: store.thread("t").writes("c2")),
     "run": ("delete from outlive.entry where kind = 'run'", run_again),
     "status of a run": ("update outlive.entry set status = 'interrupted' where kind = 'run'", run_again),
@@ -162,7 +162,7 @@ def test_verify_reads_entries_and_rows_that_belong_to_no_thread(url, damage):
         "delete from outlive.checkpoint where id = 'c2'",
         "delete from outlive.entry where kind = 'run'",
         "update outlive.thread set seq = -5, revision = 4611686018427387904 where id = 't'",
-        "update outlive.thread set info = 'x' where id = 't'",
+        "update outlive.thread set metadata = 'x' where id = 't'",
     ],
 )
 def test_a_damaged_thread_can_be_deleted_and_gives_no_seq_twice(url, damage):

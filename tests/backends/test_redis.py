@@ -637,17 +637,17 @@ def test_a_thread_ends_with_its_ttl_as_a_whole(valkey_server, io_mode):
         assert run(store.verify()).problems == ()
 
 
-@pytest.mark.parametrize("io_mode, puts_info", [("sync", False), ("async", True)])
+@pytest.mark.parametrize("io_mode, puts_metadata", [("sync", False), ("async", True)])
 def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
-    puts_info, valkey_server, io_mode
+    puts_metadata, valkey_server, io_mode
 ):
-    key, info = ThreadKey.of("", "t"), b"info" if puts_info else None
+    key, metadata = ThreadKey.of("", "t"), b"metadata" if puts_metadata else None
     with opened(valkey_server.url, io_mode, ttl_s=3) as (run, store):
         backend = store._engine.backend
 
         def put(**fields):
             entry = EntryRecord("run", "r", fence=NEXT, **fields)
-            return run(commit_one(backend, Commit(key, entries=(entry,), info=info))).entries[0].fence
+            return run(commit_one(backend, Commit(key, entries=(entry,), metadata=metadata))).entries[0].fence
 
         def bodies(**asked):
             return [entry.body for _, entry in run(backend.entries(EntryQuery("", "run", **asked)))]
@@ -656,7 +656,8 @@ def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
         for other in ("other", "third"):
             run(
                 commit_one(
-                    backend, Commit(key, entries=(EntryRecord("run", other, b"old", "running"),), info=info)
+                    backend,
+                    Commit(key, entries=(EntryRecord("run", other, b"old", "running"),), metadata=metadata),
                 )
             )
         own = backend.session.keys(key).all[0]
@@ -1114,7 +1115,7 @@ def damage_row(server):
 
 
 def damage_info(server):
-    server.call("HSET", key_of("t"), "info", b"damaged....")
+    server.call("HSET", key_of("t"), "metadata", b"damaged....")
 
 
 def damage_entry(server):
@@ -1160,7 +1161,7 @@ def test_a_row_that_no_script_takes_is_damage_to_every_reader(valkey_server):
             lambda: backend.threads(ThreadQuery("", only="t")),
             lambda: backend.threads(ThreadQuery("")),
             lambda: commit_one(backend, Commit(key, writes=())),
-            lambda: commit_one(backend, Commit(key, info=b"x")),
+            lambda: commit_one(backend, Commit(key, metadata=b"x")),
         ):
             with pytest.raises(Corrupt, match="its row is damaged"):
                 run(call())
@@ -1511,7 +1512,7 @@ def test_a_number_that_no_script_can_count_with_is_refused(valkey_url):
                 Commit(key, (draft("a", seq=most, epoch=1),)),
                 Commit(key, (draft("a", seq=1, epoch=most),)),
                 Commit(key, (draft("a"),), epoch=most),
-                Commit(key, info=b"x", info_version=most, merge=True),
+                Commit(key, metadata=b"x", metadata_version=most, merge=True),
                 Commit(key, entries=(EntryRecord("run", "r", b"", fence=most),), merge=True),
             )
         ):
@@ -1582,12 +1583,12 @@ def test_many_threads_are_listed_in_order_and_page_by_page(where, request, io_mo
         ids = [f"thread {number}" for number in range(700)]
         results = run(
             backend.commit_all(
-                [Commit(ThreadKey.of("", id), info=b"x", timeout_s=PATIENCE_S) for id in ids[:350]]
+                [Commit(ThreadKey.of("", id), metadata=b"x", timeout_s=PATIENCE_S) for id in ids[:350]]
             )
         )
         results += run(
             backend.commit_all(
-                [Commit(ThreadKey.of("", id), chunks=(), writes=(), info=b"x") for id in ids[350:]]
+                [Commit(ThreadKey.of("", id), chunks=(), writes=(), metadata=b"x") for id in ids[350:]]
             )
         )
         assert not [result for result in results if isinstance(result, Exception)]

@@ -507,6 +507,28 @@ def test_totals_that_are_wrong_are_told_and_added_up_again(server, url):
             assert store.verify().ok
 
 
+def test_totals_are_added_up_again_when_a_roster_is_lost(server, url):
+    one, two, three = same_bucket(3)
+    bucket = f"outlive:{{{bucket_of(one)}}}"
+    with outlive.open(url) as store:
+        for id in (one, two, three, OTHER):
+            store.thread(id).save({"n": 1})
+        sound = totals_of(store)
+        for harm in (
+            lambda: server.call("DEL", f"{bucket}:roster"),
+            lambda: server.call("HDEL", f"{bucket}:roster", "threads"),
+            lambda: server.call("ZREM", f"{bucket}:threads", b"\0" + one.encode()),
+        ):
+            harm()
+            assert totals_of(store) == sound
+            assert totals_of(store) == sound
+            assert store.verify().ok
+        server.call("DEL", f"{bucket}:roster")
+        store.thread(one).save({"n": 2})  # which counts what it adds, in a roster without a count
+        assert totals_of(store)[:2] == (sound[0], sound[1] + 1)
+        assert store.verify().ok
+
+
 def test_the_index_by_time_is_made_again_when_it_is_lost(server, url):
     with outlive.open(url) as store:
         ids = [f"{n}" for n in range(20)]
@@ -540,6 +562,32 @@ def test_a_thread_whose_ttl_ended_is_in_no_total_and_in_no_order(server, url):
         eventually(lambda: totals_of(store) == sound, "the TTL deletes nothing")
         assert [info.id for info in store.threads(order="updated")] == ["stays"]
         assert server.call("ZCARD", "outlive:recent") == 1
+        assert store.verify().ok
+
+
+def test_a_thread_that_a_store_with_a_ttl_deletes_leaves_the_totals(server, url):
+    with outlive.open(url) as store, outlive.open(url, ttl_s=600) as ending:
+        store.thread("stays").save({"n": 1})
+        sound = totals_of(store)
+        store.thread("goes").save({"n": 1})
+        ending.delete("goes")  # its first commit with a TTL
+        assert totals_of(store) == sound
+        assert store.verify().ok
+
+
+def test_a_deleted_thread_that_begins_again_without_a_ttl_has_none(server, url):
+    with outlive.open(url) as store, outlive.open(url, ttl_s=600) as ending:
+        ending.thread("t").save({"n": 1})
+        ending.delete("t")
+        store.thread("t").save({"n": 2, "text": "x" * 3000})
+        store.run("t", run_id="r").start().release()
+        assert {server.call("PTTL", key) for key in keys_of_thread(server, "t")} == {-1}
+        size = store.thread("t").size()
+        assert totals_of(store) == (1, size.checkpoints, size.stored_bytes)
+        assert store.verify().ok
+        ending.thread("t").save({"n": 3})
+        assert min(server.call("PTTL", key) for key in keys_of_thread(server, "t")) > 0
+        assert totals_of(store)[:2] == (1, size.checkpoints + 1)
         assert store.verify().ok
 
 

@@ -63,7 +63,7 @@ def test_nothing_but_work_of_the_tenant_wakes(driver, url):
             await put(backend, EntryRecord("step", "s"), fence=Fence("run", "r", 0, 1))
             await put(backend, TICKET, tenant="another")
             await put(backend, EntryRecord("ready", "k", gone=True))
-            await put(backend, EntryRecord("step", "s"), info=b"decided by the client")
+            await put(backend, EntryRecord("step", "s"), metadata=b"decided by the client")
             assert await is_calm(watch)
             for n in range(3):  # several are one
                 await put(backend, TICKET, thread=f"t{n}")

@@ -122,11 +122,17 @@ class _OfAFile(
     """What a file and memory may do otherwise, and any sequence of calls. The statements are those of the file."""
 
 
+class GeneralRoad(SQLiteBackend):
+    """Ordinary saves take the general road too: `TestSQLite` sends them on the straight one."""
+
+    _commit = SQLiteBackend._decide
+
+
 @pytest.mark.long_io_mode("async")
 class TestSQLiteInMemory(BackendContract if LONG else _OfAFile):
     @pytest.fixture
     def backend(self):
-        return SQLiteBackend(":memory:")
+        return GeneralRoad(":memory:")
 
 
 @pytest.mark.long_io_mode("async", apart_from=_Driver)

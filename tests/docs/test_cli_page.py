@@ -13,8 +13,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+from langgraph.graph import START, MessagesState, StateGraph
 
 import outlive
+from outlive.adapters.langgraph import OutliveSaver
 from outlive.cli import program as cli_program
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
@@ -25,7 +27,8 @@ EXAMPLE = re.compile(r"^```text\n(\$ outlive .*?)^```$", re.MULTILINE | re.DOTAL
 
 # What differs from run to run and from machine to machine.
 VOLATILE = [
-    (r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", "UUID"),
+    (r"[0-9a-f]{8}-[0-9a-f]{4}-[67][0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", "UUID"),
+    (r"\b[0-9a-f]{32}\b", "INTERRUPT"),
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?( \w+|\+00:00)", "TIME"),
     (r"\b(\d+(\.\d)? (s|min|h) ago|just now)", "AGE"),
     (r"process \d+( on \S+)?", "PROCESS"),
@@ -67,7 +70,7 @@ def test_the_help_of_every_command_is_in_the_docs(program):
         assert text == expected, "the help has changed: see the head of this test"
 
 
-def test_the_examples_of_the_docs_are_real(program):
+def test_the_examples_of_the_docs_are_real(program, monkeypatch):
     def run(block):
         commands = [line for line in block[1].splitlines() if line.startswith("$ outlive ")]
         shown = []
@@ -88,6 +91,8 @@ def test_the_examples_of_the_docs_are_real(program):
     )
     with outlive.open(f"sqlite:///{program.folder}/refunds.db") as store:
         assert not list(store.runs())  # only creates the store
+    monkeypatch.chdir(program.folder)
+    exec(re.search(r"^```python\n(from langchain_core.*?)^```$", text, re.MULTILINE | re.DOTALL)[1], {})
     renewed = EXAMPLE.sub(run, text)
     if RENEWS:
         PAGE.write_text(renewed, encoding="utf-8")
@@ -104,9 +109,14 @@ def test_every_field_of_an_item_is_in_the_docs(program):
     with outlive.open(f"sqlite:///{program.folder}/outlive-demo/agent.db") as store:
         with store.run("asks", run_id="ask") as run:
             run.ask("which?")
+    with OutliveSaver(f"sqlite:///{program.folder}/outlive-demo/agent.db") as saver:
+        graph = StateGraph(MessagesState).add_node("a", lambda state: {}).add_edge(START, "a")
+        graph.compile(checkpointer=saver).invoke(
+            {"messages": ["x"]}, {"configurable": {"thread_id": "graph"}}
+        )
     listed = page().split("| command | an item is |")[1].split("\n\n")[0]
     for arguments in (
-        ["ls"], ["history", "trip"], ["show", "trip"], ["show", "trip", "--parts"], ["diff", "trip"], ["runs", "--all"],
+        ["ls"], ["history", "trip"], ["history", "graph"], ["show", "graph"], ["show", "trip"], ["show", "trip", "--parts"], ["diff", "trip"], ["runs", "--all"],
         ["runs", "show", "plan"], ["questions"], ["answer", "ask", "which?", "1"], ["verify"], ["doctor"], ["stats"], ["sweep", "--keep-last", "2", "--dry-run"],
         ["export", "trip", "trip.json"], ["import", "trip.json", "--as", "again"], ["fork", "trip", "fork"], ["copy-thread", "trip", "copy"],
         ["prune", "copy", "--keep-last", "2", "--yes"], ["rm", "copy", "@", "--yes"], ["rm", "copy", "--yes"],

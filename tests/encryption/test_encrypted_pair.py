@@ -9,7 +9,12 @@ import outlive
 from rig.replicas import open_pair
 
 MODES = [{"mode": "sync", "on_secondary_down": "fail"}, {"mode": "async"}]
-TABLES = {"chunk": "name, data", "checkpoint": "id, body", "write": "task, body", "thread": "digest, info"}
+TABLES = {
+    "chunk": "name, data",
+    "checkpoint": "id, body",
+    "write": "task, body",
+    "thread": "digest, metadata",
+}
 
 
 def rows(path, table):

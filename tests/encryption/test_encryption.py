@@ -769,7 +769,7 @@ def sealed_rows(path):
                 ("checkpoint", "id, body"),
                 ("write", "task, idx, body"),
                 ("entry where kind <> 'pair'", "kind, key, body"),
-                ("thread where info is not null", "id, info"),
+                ("thread where metadata is not null", "id, metadata"),
             )
         ]
     db.close()

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import types
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import attrs
 import msgspec
 import ormsgpack
 import pydantic
+import pydantic.v1
 import pytest
 
 import outlive
@@ -405,20 +406,100 @@ def test_an_attribute_is_set_past_a_property_of_its_name():
 
 @dataclasses.dataclass
 class WithProperty:
+    b: list[int]
     a: int
 
     @property
     def a(self):
-        return 1
+        return self._a * 2
 
     @a.setter
     def a(self, value):
         calls.append("WithProperty.a")
+        self._a = value
 
 
-def test_a_field_that_is_a_property_is_refused():
-    with pytest.raises(Unencodable, match="no data class"):
-        codec().pack(WithProperty(1))
+class InOwnName:
+    """A descriptor that keeps values in the object, under its own name."""
+
+    def __set_name__(self, owner, name):
+        self.name = name
+
+    def __get__(self, obj, owner=None):
+        return 7 if obj is None else obj.__dict__[self.name]
+
+    def __set__(self, obj, value):
+        calls.append("InOwnName.__set__")
+        obj.__dict__[self.name] = value
+
+
+class Elsewhere(InOwnName):
+    """A descriptor that keeps values outside of the object."""
+
+    kept: ClassVar[dict[int, Any]] = {}
+
+    def __get__(self, obj, owner=None):
+        return 7 if obj is None else self.kept.get(id(obj))
+
+    def __set__(self, obj, value):
+        self.kept[id(obj)] = value
+
+
+@dataclasses.dataclass
+class Described:
+    a: InOwnName = InOwnName()
+    b: int = 2
+
+
+@dataclasses.dataclass
+class Lossy:
+    a: Elsewhere = Elsewhere()
+
+
+@pytest.mark.parametrize("value", [WithProperty([1], 3), Described(4), Described()])
+def test_a_field_that_is_a_property_comes_back_and_its_code_does_not_run(value):
+    packed = codec().pack(value)
+    calls.clear()
+    back = codec().unpack(packed)
+    assert calls == []
+    assert (type(back), back) == (type(value), value)
+
+
+def test_a_field_whose_value_is_not_in_the_object_is_refused():
+    with pytest.raises(Unencodable, match="'a' is a property whose value is not kept in the object"):
+        codec().pack(Lossy(5))
+
+
+class Old(pydantic.v1.BaseModel):
+    x: int
+    names: list[str] = []
+    _note: str = pydantic.v1.PrivateAttr("none")
+
+    @pydantic.v1.validator("x")
+    def check(cls, value):
+        calls.append("a validator of pydantic.v1")
+        return value
+
+
+class OldExtra(pydantic.v1.BaseModel):
+    inner: Old | None = None
+
+    class Config:
+        extra = "allow"
+
+
+def test_models_of_pydantic_v1_come_back_and_their_code_does_not_run():
+    old = Old(x=1, names=["a"])
+    old._note = "mine"
+    value = OldExtra(inner=old, more={"deep": (1, 2)})
+    packed = codec().pack(value)
+    calls.clear()
+    back = codec().unpack(packed)
+    assert calls == []
+    assert (type(back), back, back.inner._note) == (OldExtra, value, "mine")
+    assert (back.__fields_set__, back.inner.__fields_set__) == ({"inner", "more"}, {"x", "names"})
+    with pytest.raises(TypeChanged, match="no field 'y'"):
+        codec().unpack(stored(f"{HERE}:Old", {"fields": {"x": 1, "y": 2}, "set": []}))
 
 
 def test_a_version_that_nobody_wrote_is_refused():
@@ -426,15 +507,76 @@ def test_a_version_that_nobody_wrote_is_refused():
         codec().unpack(stored(f"{HERE}:Plan", {"city": "a", "days": 1}, version=2))
 
 
+def another():
+    @dataclasses.dataclass
+    class Local:
+        a: int
+
+    return Local
+
+
 def test_of_classes_inside_functions_the_one_that_was_saved_last_is_meant():
-    mine, first = codec(), local()
+    mine, first = codec(), another()
     packed = mine.pack(first(1))
     assert type(mine.unpack(packed)) is first
-    second = local()
+    second = another()
     mine.pack(second(2))
     assert type(mine.unpack(packed)) is second
+    mine.pack(first(1))
+    assert type(mine.unpack(packed)) is first
     with pytest.raises(UnknownTag, match="classes have this name"):
         codec().unpack(packed)
+
+
+def test_a_class_that_is_defined_again_is_the_one_that_is_loaded():
+    """As when a cell of a notebook runs again."""
+    module = types.ModuleType("notebook_of_tests")
+    sys.modules[module.__name__] = module
+    cell = "import dataclasses\n@dataclasses.dataclass\nclass State:\n    a: int\n"
+    try:
+        exec(cell, module.__dict__)
+        mine, first = codec(), module.State
+        packed = mine.pack(first(1))
+        assert type(mine.unpack(packed)) is first
+        exec(cell + "    b: int = 2\n", module.__dict__)
+        assert mine.unpack(packed) == module.State(1, 2)
+        assert mine.unpack(mine.pack(first(3))) == module.State(3, 2)  # an object that is left of the first
+        assert type(mine.unpack(mine.pack(module.State(4)))) is module.State
+        del module.State
+        assert mine.unpack(packed).a == 1
+    finally:
+        del sys.modules[module.__name__]
+
+
+Hue = enum.Enum("Shade", ["LIGHT", "DARK"])
+Spot = collections.namedtuple("Place", "x y")  # noqa: PYI024
+Sketch = pydantic.create_model("SketchModel", __module__=HERE, size=(int, 1))
+
+
+@pytest.mark.parametrize("value", [Hue.DARK, Spot(1, 2), Sketch(size=3)], ids=["enum", "namedtuple", "model"])
+def test_a_class_comes_back_that_its_module_binds_to_another_name(value):
+    back = codec().unpack(codec().pack(value))
+    assert (type(back), back) == (type(value), value)
+
+
+def test_a_generic_model_that_this_process_has_not_made_comes_back_as_its_class():
+    tag = f"{HERE}:Box[no.such.module:Thing]"
+    fields = {"fields": {"item": 3}, "set": ["item"]}
+    mine = codec()
+    calls.clear()
+    for _ in range(2):
+        back = mine.unpack(stored(tag, fields))
+        assert (type(back), back) == (Box, Box[int](item=3))
+    assert calls == []
+    for wrong in (
+        f"{HERE}:Plan[int]",
+        f"{HERE}:Plain[int]",
+        f"{HERE}:nothing[int]",
+        f"{HERE}:[int]",
+        f"{HERE}:Box[int].x",
+    ):
+        with pytest.raises((UnknownTag, TypeChanged)):
+            mine.unpack(stored(wrong, {"city": "a", "days": 1}))
 
 
 @pytest.mark.parametrize(

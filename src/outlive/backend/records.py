@@ -217,7 +217,7 @@ class ReencryptedBodies:
 
     writes: tuple[tuple[WriteRecord, bytes], ...] = ()  # (as it was read, its new body)
     entries: tuple[tuple[EntryRecord, bytes], ...] = ()
-    info: tuple[bytes, bytes] | None = None
+    metadata: tuple[bytes, bytes] | None = None
 
 
 @dataclass(slots=True)
@@ -233,9 +233,9 @@ class Commit:
     rewrites: tuple[CheckpointRecord, ...] = ()
     removal: Removal | None = None
     reencrypted: ReencryptedBodies | None = None
-    info: bytes | None = None  # the metadata of the thread, opaque
-    info_projection: str | None = None
-    info_version: int | None = None  # the version that it replaces; in a merge: its own
+    metadata: bytes | None = None  # the metadata of the thread, opaque
+    metadata_projection: str | None = None
+    metadata_version: int | None = None  # the version that it replaces; in a merge: its own
     # Conditions
     generation: int | None = None
     revision: int | None = None  # nothing was committed to the thread since
@@ -288,9 +288,9 @@ class ThreadRecord:
     stored: int  # bytes of chunks and bodies
     created_at: int
     updated_at: int
-    info: bytes | None
-    info_projection: str | None = None
-    info_version: int = 0
+    metadata: bytes | None
+    metadata_projection: str | None = None
+    metadata_version: int = 0
     head: CheckpointRecord | None = None  # newest of the root namespace
 
 

@@ -122,6 +122,10 @@ def namespace_option() -> click.Option:
     )
 
 
+def raw_option() -> click.Option:
+    return flag("--raw", help="Of a LangGraph thread, show what is stored instead of what the graph holds.")
+
+
 def yes_option() -> click.Option:
     return flag("--yes", "-y", help="Do not ask for confirmation.")
 

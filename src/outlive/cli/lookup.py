@@ -42,6 +42,23 @@ def find_thread(store: OpenedStore, text: str, *, is_exact: bool = False) -> str
     return _only_match("thread", text, match, "outlive ls lists all threads", is_exact)
 
 
+def open_thread(store: OpenedStore, text: str, namespace: str) -> Thread:
+    """Return the only thread that matches, in the only namespace that matches."""
+    id = find_thread(store, text)
+    thread = store.thread(id, namespace=namespace)
+    if not namespace or thread.exists():
+        return thread
+    names = {record.namespace for record in run_now(store.engine.records(store.key(id), None))}
+
+    def match(prefix: str) -> list[str]:
+        return sorted(name for name in names if name.startswith(prefix))[:_MATCHES]
+
+    hint = f"outlive history --all-namespaces {quote_argument(id)} lists all its checkpoints"
+    return store.thread(
+        id, namespace=_only_match("namespace", namespace, match, hint, False, f" in thread {id!r}")
+    )
+
+
 def list_threads(store: OpenedStore, damaged: list[Corrupt], **selection: Any) -> Iterator[ThreadInfo]:
     """List threads; damaged ones are skipped, and their errors added to the list."""
     from outlive.sync.iterator import each

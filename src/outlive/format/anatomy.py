@@ -1,7 +1,7 @@
 """How objects of a data class are taken apart, and put together again without running its code.
 
-A data class is a dataclass, a pydantic model, a `msgspec.Struct`, an attrs class, a namedtuple, an
-Enum, or a subclass of a built-in type. An object is stored as its fields. It is restored, not made:
+A data class is a dataclass, a pydantic model (of version 2 or `pydantic.v1`), a `msgspec.Struct`, an
+attrs class, a namedtuple, an Enum, or a subclass of a built-in type. An object is stored as its fields. It is restored, not made:
 neither `__new__` nor `__init__`, neither `__post_init__` nor a validator of the class is called,
 and no property or `__setattr__` of it. What may run is a default: a field that the class has got
 since takes its default or the result of its default factory.
@@ -46,8 +46,8 @@ def anatomy_of(cls: type, *, drop: bool = False) -> Anatomy | None:
     with fields that it does not know. Otherwise it is a TypeError.
     """
     find = _find(cls)
-    if find is _pydantic:
-        return _pydantic(cls, drop)
+    if find is _pydantic or find is _pydantic_1:
+        return find(cls, drop)
     return None if find is None else find(cls)
 
 
@@ -72,18 +72,16 @@ def _find(cls: type) -> Callable[..., Anatomy] | None:
         return None if is_record or not _is_of_python(cls) else _subclass
     for mark, way in (("__dataclass_fields__", _dataclass), ("__attrs_attrs__", _attrs)):
         if mark in names:
-            return None if _has_computed_field(cls, mark) or not _is_of_python(cls) else way
-    return _pydantic if "__pydantic_fields__" in names else None
+            return way if _is_of_python(cls) else None
+    if "__pydantic_fields__" in names:
+        return _pydantic
+    return _pydantic_1 if {"__fields_set__", "__validators__", "__post_root_validators__"} <= names else None
 
 
-def _has_computed_field(cls: Any, mark: str) -> bool:
-    """Tell whether a field is a property: to restore it would run code of the class."""
-    fields = inspect.getattr_static(cls, mark)
-    names = fields if isinstance(fields, dict) else [field.name for field in fields]
-    parts = (inspect.getattr_static(cls, name, None) for name in names)
-    return any(
-        hasattr(type(part), "__set__") and type(part) is not types.MemberDescriptorType for part in parts
-    )
+def _is_computed(cls: Any, name: str) -> bool:
+    """Tell whether a field is a property, or another descriptor: to set it would run code of the class."""
+    part = inspect.getattr_static(cls, name, None)
+    return hasattr(type(part), "__set__") and type(part) is not types.MemberDescriptorType
 
 
 def _names(cls: type) -> set[str]:
@@ -108,7 +106,7 @@ class _Fields:
         self.cls = cls
         self.names = list(names)
         self._set = frozenset(self.names)
-        self._defaults = defaults
+        self.defaults = defaults
         self._drop = drop
 
     def of(self, obj: Any) -> dict[str, Any]:
@@ -128,11 +126,11 @@ class _Fields:
         return {name: stored[name] if name in stored else self._default(name, stored) for name in self.names}
 
     def _default(self, name: str, stored: dict[str, Any]) -> Any:
-        if name not in self._defaults:
+        if name not in self.defaults:
             raise TypeError(
                 f"field {name!r} of {self.cls.__qualname__} was not stored; register a new version with an upgrade"
             )
-        return self._defaults[name](stored)
+        return self.defaults[name](stored)
 
 
 def _always(value: Any, _: Any = None) -> Any:
@@ -199,6 +197,9 @@ def _apart(stored: Any) -> tuple[Any, dict[str, Any]]:
 def _record(cls: Any, fields: _Fields, more: Mapping[str, Any] | None = None) -> Anatomy:
     """Return the anatomy of a class that keeps its fields as attributes."""
     slots = _slots_of(cls)
+    computed = [name for name in fields.names if _is_computed(cls, name)]
+    if computed:
+        return _computing(cls, fields, computed)
 
     def encode(obj: Any) -> Any:
         return _with_attributes(fields.of(obj), _attributes(obj, slots, _skipped))
@@ -209,6 +210,41 @@ def _record(cls: Any, fields: _Fields, more: Mapping[str, Any] | None = None) ->
 
     _skipped = frozenset((*fields.names, *_NOT_STORED, *(more or ())))
     return Anatomy(encode, decode)
+
+
+def _computing(cls: Any, fields: _Fields, computed: list[str]) -> Anatomy:
+    """Return the anatomy of a class with a field that is a property.
+
+    Such a field has no place of its own: what it returns comes from other attributes. These are
+    stored instead, and the object is refused if they do not tell the value of the field.
+    """
+    slots = _slots_of(cls)
+    plain = _Fields(cls, [name for name in fields.names if name not in computed], fields.defaults)
+
+    def encode(obj: Any) -> Any:
+        kept = dict(getattr(obj, "__dict__", ()))
+        kept.update((name, getattr(obj, name)) for name in slots if hasattr(obj, name))
+        skipped = {*plain.names, *_NOT_STORED}
+        rest = {name: value for name, value in kept.items() if name not in skipped}
+        stored = (plain.of(obj), rest)
+        restored = decode(stored)
+        for name in computed:
+            if not _is_same(getattr(obj, name), getattr(restored, name, _LOST)):
+                raise TypeError(f"the field {name!r} is a property whose value is not kept in the object")
+        return stored
+
+    def decode(stored: Any) -> Any:
+        value, attributes = _apart(stored)
+        return _set_all(object.__new__(cls), slots, {**plain.match(value), **attributes})
+
+    return Anatomy(encode, decode)
+
+
+_LOST = object()
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or bool(one == other)
 
 
 _NOT_STORED = (
@@ -339,6 +375,34 @@ def _pydantic(cls: Any, drop: bool) -> Anatomy:
         model = object.__new__(cls)
         _set(model, "__dict__", stored)
         return _set_all(model, slots, {name: part for name, part in parts.items() if name not in hidden})
+
+    return Anatomy(encode, decode)
+
+
+def _pydantic_1(cls: Any, drop: bool) -> Anatomy:
+    """Return the anatomy of a model of `pydantic.v1`, which keeps extra fields with the others."""
+    infos = cls.__fields__
+    defaults: dict[str, Default] = {
+        name: _made_by(info.get_default) for name, info in infos.items() if not info.required
+    }
+    extra = getattr(cls.__config__.extra, "value", cls.__config__.extra)
+    fields = _Fields(cls, infos, defaults, drop and extra != "forbid")
+    slots = _slots_of(cls)
+    privates = cls.__private_attributes__
+
+    def encode(obj: Any) -> dict[str, Any]:
+        parts = {"fields": dict(obj.__dict__), "set": sorted(obj.__fields_set__)}
+        private = {name: getattr(obj, name) for name in privates if hasattr(obj, name)}
+        return {**parts, "private": private} if private else parts
+
+    def decode(value: Any) -> Any:
+        stored = value["fields"]
+        more = {name: item for name, item in stored.items() if name not in infos} if extra == "allow" else {}
+        matched = fields.match({name: item for name, item in stored.items() if name not in more}) | more
+        private = {name: item for name, item in value.get("private", {}).items() if name in privates}
+        model = object.__new__(cls)
+        _set(model, "__dict__", matched)
+        return _set_all(model, slots, {"__fields_set__": set(value["set"]), **private})
 
     return Anatomy(encode, decode)
 

@@ -129,6 +129,8 @@ def reduce_numpy(value: Any) -> Scalar | None:
         return NUMPY_SCALAR, ormsgpack.packb(["str", [], str.encode(value, "utf-8", "surrogatepass")])
     if isinstance(value, numpy.bytes_):
         return NUMPY_SCALAR, ormsgpack.packb(["bytes", [], bytes(value)])
+    if isinstance(value, numpy.ndarray) and type(value) is not numpy.ndarray:
+        raise TypeError("it has more than an array: store numpy.asarray(value), or register the class")
     if type(value) is numpy.ndarray:
         code, shape = NDARRAY, list(value.shape)
     elif isinstance(value, numpy.generic):
@@ -136,7 +138,7 @@ def reduce_numpy(value: Any) -> Scalar | None:
     else:
         return None
     if value.dtype.kind not in _NDARRAY_KINDS:
-        raise TypeError(f"dtype {value.dtype} holds Python objects or records")
+        raise TypeError(f"dtype {value.dtype} holds Python objects or records: store a list of its values")
     return code, ormsgpack.packb([value.dtype.str, shape, value.tobytes()])
 
 

@@ -7,10 +7,13 @@ At load, the name comes from stored bytes, which are hostile. It is only compare
 the program has made, in this order:
 
 1. types that were registered or named,
-2. classes of which this process has saved an object,
-3. the class that stands under that very name in a module that the program has imported,
-4. where a module cannot have it (a class inside a function, `Box[int]` of a generic model): the
-   only living class of that module and name.
+2. the class that stands under that very name in a module that the program has imported; a class
+   that is defined again, as in a notebook, replaces the one before,
+3. the class of that name of which this process has saved an object last,
+4. the only living class of that module and name: one inside a function, `Box[int]` of a generic
+   model, one that its module binds to another name,
+5. for `Box[int]`, which this process may not have made yet, the class `Box`. An object of it is
+   equal to one of `Box[int]`. Making `Box[int]` would run code of the program.
 
 The class must call itself by that name, so nothing is reached through a module that only imports
 it, and it must be a data class: no function, no module, no class of another kind. Nothing is
@@ -23,10 +26,11 @@ write; `strict` stores refuse all but registered types.
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from outlive.errors import UnknownTag
 from outlive.format.anatomy import anatomy_of, is_data_class
@@ -48,17 +52,23 @@ class ProgramTypes(Registry):
 
     def of(self, cls: type) -> RegisteredType | None:
         """Return how objects of a class are taken apart; None: it is no data class."""
-        entry = self._registered.of(cls) or self._by_type.get(cls)
-        return self._learn(cls) if entry is None else entry
+        if (entry := self._registered.of(cls)) is not None:
+            return entry
+        if (entry := self._by_type.get(cls)) is None:
+            return self._learn(cls)
+        self._by_tag[entry.tag] = entry  # a function that is called again makes a class of the same name
+        return entry
 
     def tagged(self, tag: str, version: int) -> RegisteredType:
         """Return how what is stored under a tag is put together, or raise UnknownTag."""
         if self._registered.has(tag) or ":" not in tag:
             return self._registered.tagged(tag, version)
-        entry = self._by_tag.get(tag)
-        if entry is None:
-            entry = self._learn(_find(tag, version))
+        entry, standing = self._by_tag.get(tag), _standing(*_parts(tag))
+        if entry is not None and (standing is None or standing is entry.cls or not _is_of(standing, tag)):
+            return entry
+        entry = self._learn(_find(tag, version))
         assert entry is not None
+        self._by_tag[tag] = entry  # `Box[int]` may be read as `Box`
         return entry
 
     def has(self, tag: str) -> bool:
@@ -78,60 +88,95 @@ class ProgramTypes(Registry):
         anatomy = anatomy_of(cls, drop=self._drop)
         if anatomy is None:
             return None
-        if len(self._by_type) >= _MOST:
+        if max(len(self._by_type), len(self._by_tag)) >= _MOST:
             self._by_type.clear()
             self._by_tag.clear()
         entry = RegisteredType(cls, tag_of(cls), 1, anatomy.encode, anatomy.decode, {})
-        # The class that was seen last has the name: a function that is called again makes its own.
         self._by_type[cls] = self._by_tag[entry.tag] = entry
         return entry
 
 
-def _find(tag: str, version: int) -> type:
-    """Return the class of the program that has this name, or raise UnknownTag."""
+@functools.lru_cache(_MOST)
+def _parts(tag: str) -> tuple[str, tuple[str, ...]]:
+    """Return the module and the path that a tag names; no path for what a module cannot have."""
     module, _, name = tag.partition(":")
-    if module not in sys.modules:
-        raise UnknownTag(tag, version, f"import {module} before loading" if _is_path(module) else None)
-    if _is_path(name):
-        classes = [cls] if (cls := _standing(module, name)) is not None else []
-        missing = f"{module} has no data class {name}: did it move? Register it with tag={tag!r}"
-    else:
-        classes = [cls for cls in _living() if _is_tagged(cls, tag, module)]
-        missing = f"the code that defines {name} has not run yet in this process: run it before loading"
-    if len(classes) > 1:
-        missing = f"{len(classes)} classes have this name: register the one that is meant with tag={tag!r}"
-    if len(classes) != 1:
-        raise UnknownTag(tag, version, missing)
-    return classes[0]
+    return module, tuple(name.split(".")) if _is_path(name) else ()
 
 
 def _is_path(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
 
 
-def _standing(module: str, path: str) -> type | None:
-    """Return the data class that stands in a module under a name, and calls itself by it."""
-    # Past a __getattr__ of the module, and past one of a lazy module, which would import.
-    found: Any = sys.modules[module]
-    if not isinstance(found, types.ModuleType):
+def _find(tag: str, version: int) -> type:
+    """Return the class of the program that has this name, or raise UnknownTag."""
+    module, path = _parts(tag)
+    if module not in sys.modules:
+        raise UnknownTag(tag, version, f"import {module} before loading" if _is_path(module) else None)
+    if (standing := _standing(module, path)) is not None and _is_of(standing, tag):
+        return standing
+    classes = [cls for cls in _living() if _is_of(cls, tag)]
+    if (
+        len(classes) > 1
+    ):  # one that was defined again may still be alive, and only its module has forgotten it
+        classes = [cls for cls in classes if _is_bound(cls, module)] or classes
+    if len(classes) > 1:
+        ambiguous = f"{len(classes)} classes have this name: register the one that is meant with tag={tag!r}"
+        raise UnknownTag(tag, version, ambiguous)
+    if classes:
+        return classes[0]
+    if (generic := _generic_of(tag)) is not None:
+        return generic
+    name = tag.partition(":")[2]
+    moved = f"{module} has no data class {name}: did it move? Register it with tag={tag!r}"
+    not_yet = f"the code that defines {name} has not run yet in this process: run it before loading"
+    raise UnknownTag(tag, version, moved if path else not_yet)
+
+
+def _generic_of(tag: str) -> type | None:
+    """Return the class `Box` of a tag of `Box[int]`."""
+    name, bracket, _ = tag.partition("[")
+    if not bracket:
         return None
-    inside = types.ModuleType.__getattribute__(found, "__dict__")
-    for part in path.split("."):
-        found = inside.get(part)
-        if not issubclass(type(found), type):
+    standing = _standing(*_parts(name))
+    is_generic = standing is not None and _is_of(standing, name) and _own(standing, _GENERIC) is not None
+    return standing if is_generic else None
+
+
+_GENERIC = "__pydantic_generic_metadata__"
+
+
+def _standing(module: str, path: tuple[str, ...]) -> type | None:
+    """Return the class that stands in a module under a name, whatever it calls itself."""
+    # Past a __getattr__ of the module, and past one of a lazy module, which would import.
+    part: Any = sys.modules.get(module)
+    if not path or not issubclass(type(part), types.ModuleType):
+        return None
+    inside = types.ModuleType.__getattribute__(part, "__dict__")
+    for name in path:
+        part = inside.get(name)
+        if not issubclass(type(part), type):
             return None
-        inside = type.__getattribute__(found, "__dict__")
-    return found if _is_named(found, module, path) else None
+        inside = type.__getattribute__(part, "__dict__")
+    return cast(type, part)
 
 
-def _is_named(cls: type, module: str, name: str) -> bool:
-    own = type.__getattribute__(cls, "__dict__").get("__module__")
-    return own == module and type.__getattribute__(cls, "__qualname__") == name and is_data_class(cls)
-
-
-def _is_tagged(cls: type, tag: str, module: str) -> bool:
-    is_ours = type.__getattribute__(cls, "__dict__").get("__module__") == module
+def _is_of(cls: type, tag: str) -> bool:
+    """Tell whether a class is a data class, and calls itself by the name in a tag."""
+    is_ours = _own(cls, "__module__") == tag.partition(":")[0]
     return is_ours and tag_of(cls) == tag and is_data_class(cls)
+
+
+def _own(cls: type, name: str) -> Any:
+    return type.__getattribute__(cls, "__dict__").get(name)
+
+
+def _is_bound(cls: type, module: str) -> bool:
+    """Tell whether a module has a class, under any name."""
+    home = sys.modules[module]
+    if not issubclass(type(home), types.ModuleType):
+        return False
+    bound = types.ModuleType.__getattribute__(home, "__dict__")
+    return any(part is cls for part in [*bound.values()])
 
 
 def _living() -> Iterator[type]:

@@ -110,6 +110,10 @@ class Registry:
         """Tell whether something is registered under `tag`."""
         return tag in self._by_tag
 
+    def classes(self) -> tuple[type, ...]:
+        """Return the classes that are registered."""
+        return tuple(self._by_type)
+
     def advice(self, cls: type) -> str:
         """Say what to do so that objects of a class can be stored."""
         name = f"{cls.__module__}.{cls.__qualname__}"

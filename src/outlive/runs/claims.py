@@ -23,10 +23,11 @@ from outlive.runs import tickets
 from outlive.runs.attempts import count_releases
 from outlive.runs.lease import RELEASED, RUN, RunInfo, find, unpack_or_tell
 from outlive.runs.lock import AsyncLock
-from outlive.runs.queue import Place, Queue, place_of
+from outlive.runs.queue import Queue
 from outlive.runs.recovery import Offer, Outcome, Recovery
 from outlive.runs.slots import Slots
 from outlive.runs.tickets import Ticket
+from outlive.runs.waiting_tickets import Place, place_of
 from outlive.threads.engine import Engine
 
 _MOST_DOUBLINGS = 8  # of the pause after a release
@@ -124,6 +125,7 @@ class Claims:
             if bid.offer is not None and answer is not None:
                 resume = functools.partial(self._recovery.work, bid.offer, answer)
                 work = functools.partial(self._work, bid.ticket, bid.offer.info, resume)
+            self._queue.claimed(bid.ticket)
             start(Claimed(work, place_of(bid.ticket), bid.slots))
         for bid, error in lost:
             await self._slots.free(bid.slots)

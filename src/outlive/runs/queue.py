@@ -10,28 +10,28 @@ it cannot be claimed now:
 - It belongs to another version of the code, and the policy is to hold those.
 - Its run could not be started here, or was given back by its handler: others may try first.
 
-So a long queue of one thread costs a look at its tickets and no attempts. A look reads at most
-`_MOST` tickets of an agent; the next look continues where it ended.
+Each look reads the front of a queue. What is after tickets that must wait is read once, and the first
+of those tickets are kept for each place (`waiting_tickets.py`). So a long queue of one thread costs neither
+attempts nor another look at all of its tickets for each of its runs. A look reads a thousand tickets
+of an agent beyond the front at most; the next look continues where it ended.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from outlive.backend import EntryCursor
 from outlive.runs.tickets import Source, Ticket, list_agents, list_ready
+from outlive.runs.waiting_tickets import Place, WaitingTickets, place_of
 from outlive.threads.engine import Engine
 
-_MOST = 1000
-_LONG_PAGE = 200
+_PAGES, _LONG_PAGE = 5, 200  # that a look reads beyond the front
 _AGENTS = 200  # that a handler "*" looks at
 _FIRST_S, _LONGEST_S = 0.05, 1.0  # pauses before a busy place is tried again
 _SUSPECTS = 1000
-
-Place = tuple[bytes, str]  # (digest of the thread, namespace)
 
 
 class _Pause:
@@ -58,12 +58,12 @@ class Queue:
         self._tenant = tenant
         self._handlers = handlers
         self._is_other_code = is_other_code
-        self._cursors: dict[str | None, EntryCursor] = {}
-        self._passed: set[Place] = set()  # that a ticket was passed over for: none may overtake it
+        self._waiting: dict[str | None, WaitingTickets] = {}  # by agent
         self._paused: dict[Place, _Pause] = {}
         self._avoided: dict[str, float] = {}  # run → until when
         self._lost: dict[str, None] = {}  # keys of tickets whose runs were not released any more
         self._clock = time.monotonic
+        self._again_at = math.inf  # when the next look has to continue this one
         self._is_empty = False  # the last look has seen no ticket
         self.is_stale = True  # something was stored since the last look
 
@@ -77,10 +77,9 @@ class Queue:
         """
         if self._is_empty and not self.is_stale:
             return []
-        self.is_stale, self._is_empty = False, True
-        self._forget()
-        if not self._cursors:
-            self._passed.clear()
+        if self._forget() or self.is_stale:
+            self._note_stored()
+        self.is_stale, self._is_empty, self._again_at = False, True, math.inf
         taken: set[Place] = set(busy)
         tickets: list[Ticket] = []
         for agent in await self._agents():
@@ -88,7 +87,10 @@ class Queue:
                 tickets += await self._look_at(source, agent, taken, count)
             else:
                 self._is_empty = False
-        return sorted(tickets, key=lambda ticket: ticket.turn)[:count]
+        tickets.sort(key=lambda ticket: ticket.turn)
+        if len(tickets) > count:
+            self.is_stale = True  # those that are left out may be beyond the front
+        return tickets[:count]
 
     async def _agents(self) -> list[str | None]:
         named = [agent for agent in self._handlers if agent != "*"]
@@ -100,37 +102,58 @@ class Queue:
         self, source: Source, agent: str | None, taken: set[Place], count: int
     ) -> list[Ticket]:
         """Return up to `count` tickets of an agent that may be claimed; add their places to `taken`."""
-        tickets: list[Ticket] = []
-        seen, after = 0, self._cursors.pop(agent, None)
-        while len(tickets) < count:
-            if seen >= _MOST and after is not None:
-                self._cursors[agent] = after
-                break
-            # Only the first page is reserved. What is behind tickets that must wait is looked for in
-            # longer pages, which other workers may need too.
-            limit, lister = (_LONG_PAGE, self._engine.backend) if seen else (count, source)
-            page = await list_ready(lister, self._engine.codec, self._tenant, agent, limit=limit, after=after)
-            seen += limit
-            self._is_empty = self._is_empty and not page.tickets and page.after is None
-            for ticket in page.tickets:
-                if len(tickets) < count and self._is_open(ticket, taken):
-                    tickets.append(ticket)
-                    taken.update(filter(None, [place_of(ticket)]))
-            after = page.after
-            if after is None and (page.tickets or lister is not source):
-                break  # else tickets after one that is damaged or reserved may still be found unreserved
-        return tickets
+        waiting = self._waiting.setdefault(agent, WaitingTickets())
+        look = _Look(count, taken, self._is_paused, self._is_unwanted)
+        # 1. The front. It is reserved, so other workers see other tickets there.
+        front = await list_ready(source, self._engine.codec, self._tenant, agent, limit=count)
+        self._is_empty = self._is_empty and not front.tickets and front.after is None
+        waiting.note_front(front.tickets)
+        for ticket in front.tickets:
+            look.offer(ticket)
+        # What is beyond the front is not needed, or others have reserved it.
+        if look.is_full or (front.after is None and front.tickets and not look.has_passed):
+            return look.tickets
+        # 2. What was read before: the first ticket of each place that is free by now.
+        waiting.begin_if_due(self._clock(), look.is_free)
+        for ticket in waiting.firsts(self._is_unwanted):
+            look.offer(ticket)
+        # 3. What was not read so far. Other workers may need it too, so it is not reserved.
+        await self._read_on(waiting, agent, look)
+        self._is_empty = self._is_empty and waiting.is_empty
+        if waiting.due_at is not None:
+            self._again_at = min(self._again_at, waiting.due_at)
+        return look.tickets
 
-    def _is_open(self, ticket: Ticket, taken: Collection[Place]) -> bool:
-        if ticket.run_id in self._avoided or self._is_other_code(ticket.code_version):
-            return False
-        place = place_of(ticket)
-        if place is None:
-            return True
+    async def _read_on(self, waiting: WaitingTickets, agent: str | None, look: _Look) -> None:
+        """Continue the pass until the look is full, or the queue is read."""
+        backend, codec = self._engine.backend, self._engine.codec
+        for _ in range(_PAGES):
+            if look.is_full or waiting.is_complete:
+                return
+            page = await list_ready(
+                backend, codec, self._tenant, agent, limit=_LONG_PAGE, after=waiting.after
+            )
+            read = 0
+            for ticket in page.tickets:
+                if look.is_full:
+                    break
+                read += 1
+                if waiting.add(ticket):
+                    look.offer(ticket)
+            waiting.note_read(page, read)
+        if not waiting.is_complete:
+            self._again_at = self._clock() + _FIRST_S
+
+    def _is_unwanted(self, ticket: Ticket) -> bool:
+        return ticket.run_id in self._avoided or self._is_other_code(ticket.code_version)
+
+    def _is_paused(self, place: Place) -> bool:
         pause = self._paused.get(place)
-        if place in taken or (pause is not None and pause.until > self._clock()):
-            self._passed.add(place)
-        return place not in self._passed
+        return pause is not None and pause.until > self._clock()
+
+    def _note_stored(self) -> None:
+        for waiting in self._waiting.values():
+            waiting.note_stored()
 
     # What this worker knows about runs that it could not claim
 
@@ -141,6 +164,12 @@ class Queue:
             self.avoid(ticket.run_id, _LONGEST_S)
         else:
             self._paused.setdefault(place, _Pause()).extend(self._clock())
+            self.is_stale = True  # it is to be read again, if it is beyond the front
+
+    def claimed(self, ticket: Ticket) -> None:
+        """Note that this worker works on a run."""
+        if ticket.agent in self._waiting:
+            self._waiting[ticket.agent].remove(ticket)
 
     def is_suspect(self, ticket: Ticket) -> bool:
         """Tell whether the run of a ticket must be looked at before it is claimed: it could not be claimed before."""
@@ -157,6 +186,7 @@ class Queue:
 
         A ticket that disappears after it was listed was claimed by another worker, with its run.
         """
+        self.claimed(ticket)
         if ticket.entry.key in self._lost:
             return True
         if len(self._lost) >= _SUSPECTS:
@@ -173,22 +203,56 @@ class Queue:
         """Leave a run to others for some time."""
         self._avoided[run_id] = self._clock() + seconds
 
-    def _forget(self) -> None:
-        now = self._clock()
+    def _forget(self) -> bool:
+        """Forget what is over; tell whether a run may be tried again."""
+        now, before = self._clock(), len(self._avoided)
         self._avoided = {run: until for run, until in self._avoided.items() if until > now}
         # A pause that ended a while ago is over, and its place starts with a short one again.
         self._paused = {place: pause for place, pause in self._paused.items() if pause.until + 5 > now}
+        return len(self._avoided) < before
 
     def next_s(self) -> float | None:
         """Return in how many seconds a run may be tried that was passed over; None: nothing was."""
         now = self._clock()
         moments = [pause.until for pause in self._paused.values() if pause.until > now]
         moments += [until for until in self._avoided.values() if until > now]
-        if self._cursors:
-            return _FIRST_S
+        if self._again_at < math.inf:
+            moments.append(max(now, self._again_at))
         return min(moments) - now if moments else None
 
 
-def place_of(ticket: Ticket) -> Place | None:
-    """Return the place that a run will hold."""
-    return None if ticket.namespace is None else (ticket.thread.digest, ticket.namespace)
+class _Look:
+    """What one look at the queue of an agent has taken so far."""
+
+    def __init__(
+        self,
+        count: int,
+        taken: set[Place],
+        is_paused: Callable[[Place], bool],
+        is_unwanted: Callable[[Ticket], bool],
+    ) -> None:
+        self.tickets: list[Ticket] = []
+        self.has_passed = False  # over a ticket whose place is busy
+        self._count = count
+        self._taken = taken
+        self._is_paused = is_paused
+        self._is_unwanted = is_unwanted
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.tickets) >= self._count
+
+    def is_free(self, place: Place) -> bool:
+        """Tell whether a run may be claimed in a place, as far as this worker knows."""
+        return place not in self._taken and not self._is_paused(place)
+
+    def offer(self, ticket: Ticket) -> None:
+        """Take a ticket if it may be claimed now."""
+        place = place_of(ticket)
+        if self.is_full or self._is_unwanted(ticket):
+            return
+        if place is not None and not self.is_free(place):
+            self.has_passed = True
+            return
+        self.tickets.append(ticket)
+        self._taken.update(filter(None, [place]))

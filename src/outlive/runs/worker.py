@@ -32,12 +32,13 @@ from outlive.backend import ThreadKey, Watch
 from outlive.errors import Corrupt, OutliveError, StoreClosed, StoreError
 from outlive.runs.claims import Claimed, Claims
 from outlive.runs.lease import RunInfo
-from outlive.runs.queue import Place, Queue
+from outlive.runs.queue import Queue
 from outlive.runs.recovery import Recovered, Recovery, find_dead
 from outlive.runs.sigterm import terminator
 from outlive.runs.slots import Slots
 from outlive.runs.store_clock import store_now
 from outlive.runs.timers import fire_due
+from outlive.runs.waiting_tickets import Place
 from outlive.runs.worker_record import WorkerRecord, remove_dead
 from outlive.runtime.runtime import Deadline, Hand, warn_of_failure
 from outlive.threads.engine import Engine
@@ -125,7 +126,6 @@ class AsyncWorker:
         """
         terminator.add_drain(id(self), self.drain)
         watching = self._engine.runtime.spawn("outlive-watch", self._watch)
-        self._heart.add(self._record)
         try:
             await self._loop()
             await self._finish()
@@ -246,6 +246,7 @@ class AsyncWorker:
     async def _find_dead(self) -> None:
         self._report()
         await self._record.store()
+        self._heart.add(self._record)
         await remove_dead(self._engine, self._tenant)
         found = find_dead(self._engine, self._tenant, self._recovery.report.waiting)
         self._dead = [item async for item in found][::-1]

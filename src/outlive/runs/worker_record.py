@@ -3,6 +3,11 @@
 It is an entry with a lease, in a thread of the store itself, renewed with the leases of the runs of
 its store. A worker that ends removes its record. The record of one that died expires, and the next
 worker that looks removes it.
+
+The worker and the renewer of leases store the record without waiting for each other. Its revision
+says which of them is newer, so an older one is refused and changes nothing. Both name the fence
+under which the record was made: a renewal that arrives after the record was removed does not bring
+it back.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from outlive.backend import Commit, EntryCursor, EntryQuery, EntryRecord, ThreadKey
+from outlive.backend import NEXT, Commit, EntryCursor, EntryQuery, EntryRecord, Fence, ThreadKey
 from outlive.backend.entries import WORKER
 from outlive.backend.records import reserved
 from outlive.errors import Corrupt, EntryHeld, LeaseLost, OutliveError, well_formed
@@ -26,7 +31,6 @@ from outlive.values import moment
 
 _LEASE_S = 30.0
 _PAGE = 100
-DRAINING = "draining"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +79,40 @@ class WorkerRecord:
         self._fields = {**fields, "owner": Owner.me().pack(), "started_at": moment(engine.runtime.now())}
         self.count_busy: Callable[[], int] = lambda: 0
         self._revision = 0
+        self._fence: Fence | None = None  # None: it was not stored yet
         self.is_draining = False
 
     async def store(self) -> None:
         """Store the record, new or changed."""
-        await self._engine.commit(self._renewal())
+        if self._fence is not None:
+            try:
+                await self._engine.commit(self._renewal())
+                return
+            except EntryHeld:
+                return  # a newer renewal came first, and has all that this one says
+            except LeaseLost:
+                pass  # its lease had expired, and another worker removed it
+        receipt = await self._engine.commit(Commit(self._key, entries=(self._entry(0, NEXT),)))
+        self._fence = receipt.entries[0].as_fence()
 
     async def remove(self) -> None:
         """Remove the record: the worker ends. If that fails, its lease ends."""
         with contextlib.suppress(OutliveError):
             await self._engine.commit(Commit(self._key, entries=(EntryRecord(WORKER, self.id, gone=True),)))
 
+    def _entry(self, epoch: int, fence: int) -> EntryRecord:
+        self._revision += 1
+        changing = {"busy": self.count_busy(), "is_draining": self.is_draining}
+        body = self._engine.codec.pack({**self._fields, **changing})
+        return EntryRecord(WORKER, self.id, body, RUNNING, epoch, fence, self._revision, lease_s=_LEASE_S)
+
     # What the renewer asks (`renewal.py`)
 
     def _renewal(self) -> Commit:
-        self._revision += 1
-        body = self._engine.codec.pack({**self._fields, "busy": self.count_busy()})
-        status = DRAINING if self.is_draining else RUNNING
-        entry = EntryRecord(WORKER, self.id, body, status, revision=self._revision, lease_s=_LEASE_S)
-        return Commit(self._key, entries=(entry,))
+        fence = self._fence
+        if fence is None:
+            return Commit(self._key)
+        return Commit(self._key, entries=(self._entry(fence.epoch, fence.number),), fence=fence)
 
     def _is_stalled(self) -> bool:
         return False
@@ -105,7 +124,7 @@ class WorkerRecord:
         return LeaseLost(self._key.id, WORKER, self.id, 0, None)
 
     def _is_overtaken(self, error: LeaseLost | EntryHeld) -> bool:
-        return True  # nobody else writes it: a newer renewal came first
+        return True  # nobody else writes it: a newer renewal came first, or it was removed
 
     async def _give_up(self) -> None:
         await self.remove()
@@ -154,7 +173,7 @@ def _unpack(codec: Codec, entry: EntryRecord) -> WorkerInfo:
             Owner.unpack(fields["owner"]),
             int(fields["capacity"]),
             int(fields["busy"]),
-            entry.status == DRAINING,
+            bool(fields["is_draining"]),
             fields["started_at"],
             lapses_at(entry),
         )

@@ -21,6 +21,7 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
     "sweep_rest_s": ("retention.thread_sweep", "_LONGEST_REST_S"),
     "replication_beat_s": ("layers.replication.layer", "_BEAT_S"),
     "replication_idle_s": ("layers.replication.background", "_IDLE_S"),
+    "postgres_turn_s": ("backends.postgres.groups", "_TURN_S"),
     "file_cached_tables": ("backends.file.backend", "_CACHED_TABLES"),
     "file_waste_bytes": ("backends.file.table", "_WASTE_BYTES"),
     "file_frame_format": ("backends.file.effects", "backends.file.store_file", "FORMAT"),

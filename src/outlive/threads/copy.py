@@ -35,7 +35,7 @@ from outlive.backend.transfer import (
 )
 from outlive.errors import CheckpointMissing, Corrupt, MetadataMoved, StaleBase, refuse_unopened
 from outlive.threads.engine import Engine, Located
-from outlive.threads.metadata import check_vacant, drop_stray_writes, open_info, pack_info
+from outlive.threads.metadata import check_vacant, drop_stray_writes, pack_metadata, unpack_metadata
 
 _PAGE = 500  # records in one commit
 _TRIES = 8
@@ -85,10 +85,10 @@ async def _copy(
 ) -> bool | None:
     """Copy into an empty thread; None when a deletion came in between and the records must be read again."""
     row = await thread_record(engine.backend, source, heads=True)
-    metadata, forked_from = open_info(engine, row)
-    info = pack_info(engine, metadata, origin or forked_from)
+    metadata, forked_from = unpack_metadata(engine, row)
+    packed = pack_metadata(engine, metadata, origin or forked_from)
     try:
-        await _into_thread(engine, source, target, records, writes, info)
+        await _into_thread(engine, source, target, records, writes, packed)
     except (Corrupt, StaleBase):
         if not await engine.has_moved(source, generation):
             raise
@@ -102,7 +102,7 @@ async def _into_thread(
     target: ThreadKey,
     records: Sequence[CheckpointRecord],
     writes: Sequence[WriteRecord],
-    info: tuple[bytes, str | None],
+    metadata: tuple[bytes, str | None],
 ) -> None:
     """Copy records into an empty thread of the same store, which copies the chunks itself."""
     names = names_of(records, writes)
@@ -117,7 +117,7 @@ async def _into_thread(
         if missing := [name for name in names if name not in stored]:
             raise Corrupt(f"chunk {missing[0].hex()} is missing", thread=source.id)
         commit = Commit(target, checkpoints=tuple(records), writes=tuple(writes), expect_empty=True)
-        commit.info, commit.info_projection, commit.info_version = *info, version
+        commit.metadata, commit.metadata_projection, commit.metadata_version = *metadata, version
         commit.generation = generation  # a sweep in between would have removed the chunks
         return await engine.commit(commit)
 
@@ -212,14 +212,19 @@ class _Copy:
             await self._put(await self._transfer.with_chunks(commit))
 
     async def _send_info(self, row: ThreadRecord) -> None:
-        if row.info is None:
+        if row.metadata is None:
             return
-        refuse_unopened(row.info)
+        refuse_unopened(row.metadata)
         there = await thread_record(self._target.backend, self._key)
-        if there is not None and (there.info_version, there.info or b"") >= (row.info_version, row.info):
+        if there is not None and (there.metadata_version, there.metadata or b"") >= (
+            row.metadata_version,
+            row.metadata,
+        ):
             return
-        commit = Commit(self._key, merge=True, info=row.info, info_projection=row.info_projection)
-        commit.info_version = row.info_version
+        commit = Commit(
+            self._key, merge=True, metadata=row.metadata, metadata_projection=row.metadata_projection
+        )
+        commit.metadata_version = row.metadata_version
         await self._put(commit)
 
     async def _put(self, commit: Commit) -> Receipt:

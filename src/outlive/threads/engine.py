@@ -38,9 +38,6 @@ from outlive.threads.cache import Base, Cache
 from outlive.threads.pending_writes import write_record
 from outlive.values import CheckpointInfo, PendingWrite
 
-_REBASES = 5  # how often a save may lose against deletions by others before it gives up
-
-
 ConfirmDeletion = Callable[[ThreadKey | None], Awaitable[None]]  # of a thread, or of all
 
 

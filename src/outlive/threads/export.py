@@ -33,7 +33,7 @@ from outlive.format.planner import Plan, plan_chunks
 from outlive.format.readable import Json, changed, changes, packed, readable, readable_text, text_of
 from outlive.format.splitter import SplitState, split
 from outlive.threads.engine import Engine, Located
-from outlive.threads.metadata import check_vacant, drop_stray_writes, open_info, pack_info
+from outlive.threads.metadata import check_vacant, drop_stray_writes, pack_metadata, unpack_metadata
 from outlive.threads.save import Draft
 from outlive.values import micros, moment
 
@@ -92,7 +92,7 @@ class _Export:
         return document
 
     def _info(self, rows: Sequence[ThreadRecord]) -> dict[str, Json]:
-        metadata, origin = open_info(self._engine, rows[0] if rows else None)
+        metadata, origin = unpack_metadata(self._engine, rows[0] if rows else None)
         fields: dict[str, Json] = {}
         if metadata:
             fields["metadata"] = readable(self._engine.codec.pack(metadata))
@@ -202,13 +202,13 @@ async def import_thread(engine: Engine, key: ThreadKey, document: Mapping[str, A
     if type(metadata) is not dict or len(origin) not in (0, 2):
         raise BadArgument("metadata must be an object, and forked_from a pair of ids")
     pair = (text_of(origin[0]), text_of(origin[1])) if origin else None
-    info, projection = pack_info(engine, metadata, pair)
+    body, projection = pack_metadata(engine, metadata, pair)
     commit = Commit(
         key,
         checkpoints=tuple(records),
         writes=tuple(importing.writes),
-        info=info if metadata or pair else None,
-        info_projection=projection,
+        metadata=body if metadata or pair else None,
+        metadata_projection=projection,
         expect_empty=True,
     )
     await check_vacant(engine, key)  # before anything is stored
@@ -217,7 +217,7 @@ async def import_thread(engine: Engine, key: ThreadKey, document: Mapping[str, A
     async def attempt() -> Receipt:
         version = await check_vacant(engine, key)
         await drop_stray_writes(engine, key, _pairs(records, importing.writes))
-        return await engine.commit(replace(commit, info_version=version, token=os.urandom(8)))
+        return await engine.commit(replace(commit, metadata_version=version, token=os.urandom(8)))
 
     # Another process may write to the thread between the check and the commit.
     await retry_stale(key.id, attempt, errors=(StaleBase, MetadataMoved))

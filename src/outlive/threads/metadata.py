@@ -12,7 +12,7 @@ from outlive.threads.engine import Engine, Located
 from outlive.values import ThreadInfo, moment
 
 
-def pack_info(
+def pack_metadata(
     engine: Engine, metadata: Mapping[str, Any], forked_from: tuple[str, str] | None
 ) -> tuple[bytes, str | None]:
     """Return the record of a thread as bytes, and its metadata as JSON for people."""
@@ -21,23 +21,25 @@ def pack_info(
     return body, manifest.projection(metadata)
 
 
-def open_info(engine: Engine, row: ThreadRecord | None) -> tuple[dict[str, Any], tuple[str, str] | None]:
+def unpack_metadata(
+    engine: Engine, row: ThreadRecord | None
+) -> tuple[dict[str, Any], tuple[str, str] | None]:
     """Return the metadata of a thread and the (thread, checkpoint) it was forked from."""
-    if row is None or row.info is None:
+    if row is None or row.metadata is None:
         return {}, None
     try:
-        refuse_unopened(row.info)
+        refuse_unopened(row.metadata)
     except Corrupt as error:
         raise type(error)(error.what, thread=row.id) from None
     with well_formed("its metadata", row.id):
-        _, metadata, origin = engine.codec.unpack(row.info)
+        _, metadata, origin = engine.codec.unpack(row.metadata)
         return metadata, tuple(origin) if origin else None
 
 
 def describe_thread(engine: Engine, key: ThreadKey, row: ThreadRecord) -> ThreadInfo:
     """Return a listed thread as the user sees it."""
     with Located(key, None):
-        metadata, forked_from = open_info(engine, row)
+        metadata, forked_from = unpack_metadata(engine, row)
     return ThreadInfo(
         id=row.id,
         checkpoints=row.checkpoints,
@@ -60,9 +62,9 @@ async def check_vacant(engine: Engine, key: ThreadKey) -> int:
         return 0
     if row.checkpoints:
         raise ThreadNotEmpty(key.id)
-    if open_info(engine, row)[0]:
+    if unpack_metadata(engine, row)[0]:
         raise ThreadNotEmpty(key.id, "metadata")
-    return row.info_version
+    return row.metadata_version
 
 
 async def drop_stray_writes(engine: Engine, key: ThreadKey, brought: Container[tuple[str, str]]) -> None:

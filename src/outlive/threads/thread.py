@@ -44,7 +44,7 @@ from outlive.threads.engine import Engine
 from outlive.threads.export import export_thread
 from outlive.threads.history import History
 from outlive.threads.keep_policy import KeepPolicy
-from outlive.threads.metadata import describe_thread, open_info, pack_info
+from outlive.threads.metadata import describe_thread, pack_metadata, unpack_metadata
 from outlive.threads.pending_writes import open_interrupts
 from outlive.threads.save import Draft, Save
 from outlive.threads.save_options import Fencing, RunHandle, SaveOptions, run_id_of, set_options
@@ -441,7 +441,9 @@ class AsyncThread(Generic[S]):
 
     async def metadata(self) -> dict[str, Any]:
         """Return the thread's own metadata (title, user, tags, ...)."""
-        return open_info(self._engine, await thread_record(self._engine.backend, self._key, heads=True))[0]
+        return unpack_metadata(
+            self._engine, await thread_record(self._engine.backend, self._key, heads=True)
+        )[0]
 
     async def set_metadata(
         self, metadata: Mapping[str, Any], *, replace: bool = False, fence: Fencing | None = None
@@ -454,13 +456,15 @@ class AsyncThread(Generic[S]):
 
         async def attempt() -> dict[str, Any]:
             row = await thread_record(self._engine.backend, self._key, heads=True)
-            old, forked_from = open_info(self._engine, row)
+            old, forked_from = unpack_metadata(self._engine, row)
             merged = {**({} if replace else old), **new}
             merged = {key: value for key, value in merged.items() if value is not None}
-            body, text = pack_info(self._engine, merged, forked_from)
-            version = row.info_version if row else 0
+            body, text = pack_metadata(self._engine, merged, forked_from)
+            version = row.metadata_version if row else 0
             await self._engine.commit(
-                Commit(self._key, info=body, info_projection=text, info_version=version, fence=token)
+                Commit(
+                    self._key, metadata=body, metadata_projection=text, metadata_version=version, fence=token
+                )
             )
             return merged
 

@@ -29,7 +29,7 @@ from outlive.layers.encryption.keyring import key_of
 from outlive.layers.encryption.layer import Encrypted
 from outlive.threads.engine import Engine, Located, check_format
 from outlive.threads.listing import Threads
-from outlive.threads.metadata import open_info
+from outlive.threads.metadata import unpack_metadata
 from outlive.values import Problem, Verified
 
 _BATCH = 64
@@ -159,7 +159,7 @@ async def _check_beside(engine: Engine, backend: Backend, key: ThreadKey) -> lis
     """Open the metadata and the entries of a thread."""
     problems: list[Problem] = []
     for row in await backend.threads(ThreadQuery(key.tenant, only=key.id, heads=False)):
-        problems += _guarded(key, None, functools.partial(open_info, engine, row))
+        problems += _guarded(key, None, functools.partial(unpack_metadata, engine, row))
     for kind in ENCRYPTED:
         try:
             await all_entries(backend, EntryQuery(key.tenant, kind, thread=key, limit=_PAGE))
@@ -187,7 +187,9 @@ async def _verify_without_key(engine: Engine, key: ThreadKey) -> Verified:
         for data in (await inner.fetch(key, names[at : at + _BATCH])).values():
             problems += _guarded(key, None, functools.partial(key_of, data))
     for row in await inner.threads(ThreadQuery(key.tenant, only=key.id, heads=False)):
-        problems += _guarded(key, None, functools.partial(key_of, row.info)) if row.info is not None else []
+        problems += (
+            _guarded(key, None, functools.partial(key_of, row.metadata)) if row.metadata is not None else []
+        )
     for kind in ENCRYPTED:
         for _, entry in await all_entries(inner, EntryQuery(key.tenant, kind, thread=key, limit=_PAGE)):
             problems += _guarded(key, None, functools.partial(key_of, entry.body or b""))

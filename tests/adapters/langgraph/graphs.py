@@ -12,11 +12,15 @@ from langgraph.types import Interrupt, StateSnapshot, interrupt
 
 
 class Driver:
-    """Calls graphs by their sync methods, or by their async ones when it has a loop."""
+    """Calls graphs by their sync methods, or by their async ones when it has a loop.
 
-    def __init__(self, saver, loop=None):
+    `is_inside`: by their sync methods, from code that runs on the loop.
+    """
+
+    def __init__(self, saver, loop=None, *, is_inside=False):
         self.saver = saver
         self._loop = loop
+        self._is_inside = is_inside
 
     def compile(self, builder, **options):
         return builder.compile(checkpointer=self.saver, **options)
@@ -24,7 +28,26 @@ class Driver:
     def _call(self, graph, name, *arguments, **options):
         if self._loop is None:
             return getattr(graph, name)(*arguments, **options)
+        if self._is_inside:
+            return self._inside(lambda: getattr(graph, name)(*arguments, **options))
         return self._loop.run_until_complete(getattr(graph, f"a{name}")(*arguments, **options))
+
+    def _each(self, graph, name, *arguments, **options):
+        if self._loop is None:
+            return list(getattr(graph, name)(*arguments, **options))
+        if self._is_inside:
+            return self._inside(lambda: list(getattr(graph, name)(*arguments, **options)))
+
+        async def gather():
+            return [item async for item in getattr(graph, f"a{name}")(*arguments, **options)]
+
+        return self._loop.run_until_complete(gather())
+
+    def _inside(self, call):
+        async def on_loop():
+            return call()
+
+        return self._loop.run_until_complete(on_loop())
 
     def invoke(self, graph, input, config, **options):
         return plain(self._call(graph, "invoke", input, config, **options))
@@ -35,14 +58,14 @@ class Driver:
     def state(self, graph, config, **options):
         return self._call(graph, "get_state", config, **options)
 
+    def bulk_update(self, graph, config, supersteps):
+        return self._call(graph, "bulk_update_state", config, supersteps)
+
     def history(self, graph, config, **options):
-        if self._loop is None:
-            return list(graph.get_state_history(config, **options))
+        return self._each(graph, "get_state_history", config, **options)
 
-        async def gather():
-            return [found async for found in graph.aget_state_history(config, **options)]
-
-        return self._loop.run_until_complete(gather())
+    def stream(self, graph, input, config, **options):
+        return self._each(graph, "stream", input, config, **options)
 
     def seen(self, graph, config):
         """Return all that can be read of a thread, without the ids that are random."""

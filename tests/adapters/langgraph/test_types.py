@@ -4,8 +4,11 @@ import collections
 import dataclasses
 import enum
 import operator
+import sys
+import types
 from typing import Annotated, Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
+import numpy
 import pydantic.dataclasses
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage
@@ -184,6 +187,54 @@ def test_to_name_the_class_of_the_state_is_enough():
         pytest.raises(outlive.errors.Unencodable, match=r"\.Leg is not known.*types="),
     ):
         builder.compile(checkpointer=saver).invoke({"legs": [leg]}, thread())
+
+
+def test_two_named_classes_may_have_the_same_name():
+    class First:
+        @dataclasses.dataclass
+        class State:
+            a: int
+
+    class Second:
+        @dataclasses.dataclass
+        class State:
+            b: int
+
+    value = [First.State(1), Second.State(2)]
+    with OutliveSaver("memory:", types=[First.State, Second.State], strict=True) as saver:
+        put(saver, "1", values={"a": value})
+        assert saver.get_tuple(at()).checkpoint["channel_values"]["a"] == value
+
+
+def test_a_class_that_is_defined_again_is_the_one_that_langgraph_names(monkeypatch):
+    """LangGraph names classes by module and name, at every call of a subgraph."""
+    module = types.ModuleType("notebook_of_tests")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    name = (module.__name__, "Plan")
+    saver = OutliveSaver("memory:", strict=True)
+    for number in range(2):
+        module.Plan = dataclasses.make_dataclass("Plan", [("days", int), ("more", int, number)])
+        module.Plan.__module__ = module.__name__
+        named = saver.with_allowlist([name])
+        assert named.with_allowlist([name]).serde is named.serde
+        if not number:
+            put(named, "1", values={"a": module.Plan(3)})
+        assert named.get_tuple(at()).checkpoint["channel_values"]["a"] == module.Plan(3, 0)
+    saver.close()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [numpy.ma.array([1, 2], mask=[0, 1]), numpy.zeros(2, "i4,f8").view(numpy.recarray)],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_array_that_is_more_than_an_array_is_refused(value):
+    """LangGraph's serializer would store the array alone, and lose a mask without a word."""
+    with (
+        OutliveSaver("memory:") as saver,
+        pytest.raises(outlive.errors.Unencodable, match=r"store numpy.asarray\(value\)"),
+    ):
+        put(saver, "1", values={"a": value})
 
 
 def test_secrets_are_stored_only_when_their_class_is_named():

@@ -12,9 +12,9 @@ from adapters.langgraph.making import put
 from adapters.langgraph_importer import graphs
 from adapters.langgraph_importer.comparing import assert_same, saver_on, sqlite_saver
 from adapters.langgraph_importer.graphs import THREADS
-from outlive.adapters.langgraph import OutliveSaver
+from outlive.adapters.langgraph import OutliveSaver, import_langgraph
 from outlive.adapters.langgraph.importer.dotted_names import named_serde, named_types
-from outlive.errors import BadArgument
+from outlive.errors import BadArgument, BadURL
 
 TICKET = "adapters.langgraph_importer.graphs.Ticket"
 
@@ -139,5 +139,13 @@ def test_a_target_that_is_a_plain_path_is_treated_as_its_url(old, program):
     program("import-langgraph", f"sqlite:///{old}", "plain.db", "--dry-run")
     created = [name for name in os.listdir(program.folder) if name.startswith("plain.db")]
     assert created == [], "a dry run creates no store"
-    refused = program("import-langgraph", f"sqlite:///{old}", str(old))
+    refused = program("import-langgraph", str(old), str(old))
     assert (refused.code, "cannot be its own target" in refused.err) == (2, True)
+
+
+def test_a_source_may_be_a_plain_path_and_its_file_says_how_it_is_imported(old, program):
+    with pytest.raises(BadURL, match=r"a database of LangGraph's SqliteSaver.*outlive import-langgraph"):
+        OutliveSaver(f"sqlite:///{old}")
+    odd = old.rename(old.with_name("50% old?.db"))
+    assert program("import-langgraph", "50% old?.db", "new.db", "--type", TICKET, "-q").code == 0
+    assert import_langgraph(odd, f"sqlite:///{program.folder}/new.db", types=[graphs.Ticket]).present > 0

@@ -178,12 +178,12 @@ def test_values_that_only_json_has_are_moved_exactly(postgres_url):
 
 
 class Shifting:
-    """A cipher that is easy to see through; it gives other bytes every time. LangGraph calls it from several threads."""
+    """A cipher that is easy to see through; it gives other bytes every time."""
 
-    counts = itertools.count()
+    shifts = itertools.cycle(range(255))  # several threads of a graph encrypt at once
 
     def encrypt(self, plaintext):
-        shift = next(self.counts) % 255
+        shift = next(self.shifts)
         return "shift", bytes([shift]) + bytes((byte + shift + 1) % 256 for byte in plaintext)
 
     def decrypt(self, name, ciphertext):

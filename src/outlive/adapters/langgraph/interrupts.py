@@ -8,7 +8,8 @@ answers, and LangGraph runs the node again, as it does whenever a node is interr
 
 The payload of a question is for people and for processes without the classes of the graph, so it is
 plain: models and dataclasses become dicts. With a serializer that decides alone what its bytes look
-like, such as one that encrypts, the payload has no value: it would be readable.
+like, such as one that encrypts, the payload has no value: it would be readable. It also has none
+when it is too large for a question, but its size, `value_bytes`: the value is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from outlive.store import AsyncStore
 _UNANSWERED = ("waiting", "released")  # a run that is released has its answers, and continues with them
 _LONG_AGO = dt.datetime.min.replace(tzinfo=dt.UTC)
 _ID, _NODE = 12, 100  # characters of an interrupt's id and its node in the name of its question
+_MOST_BYTES = 512 << 10  # of a payload; the question also has room for its schema and its answer
 
 
 def questions_of(state: Any, codec: ValueCodec) -> dict[str, Question]:
@@ -122,13 +124,13 @@ def _interrupt_id(question: QuestionInfo) -> str | None:
 
 def _payload(node: str, interrupt: Any, codec: ValueCodec) -> dict[str, Any]:
     payload = {"node": node, "id": interrupt.id}
-    if codec.is_open:
-        payload["value"] = to_jsonable_python(
-            _in_order(interrupt.value),
-            bytes_mode="base64",
-            fallback=lambda part: f"<{type(part).__qualname__}>",
-        )
-    return payload
+    if not codec.is_open:
+        return payload
+    value = to_jsonable_python(
+        _in_order(interrupt.value), bytes_mode="base64", fallback=lambda part: f"<{type(part).__qualname__}>"
+    )
+    size = len(codec.pack(value))
+    return {**payload, "value": value} if size <= _MOST_BYTES else {**payload, "value_bytes": size}
 
 
 def _in_order(value: Any) -> Any:

@@ -16,7 +16,7 @@ from outlive.backends.rules.view import Counters, Effect
 from outlive.errors import BadArgument, NewerFormat
 
 # Listed here, not taken from the classes: the order is part of the format, new fields come last.
-_ROW = ("generation", "revision", "epoch", "seq", "created_at", "info_version")
+_ROW = ("generation", "revision", "epoch", "seq", "created_at", "metadata_version")
 _CHECKPOINT = (
     "namespace", "id", "parent", "run", "step", "source", "size", "added", "chunks", "body", "projection",
     "format", "epoch", "seq", "created_at", "version",
@@ -54,14 +54,14 @@ def pack_effect(effect: Effect, chunks: Sequence[Chunk]) -> bytes:
             effect.removed_chunks,
             effect.everything,
             effect.erase,
-            effect.info,
+            effect.metadata,
         )
     )
 
 
 def unpack_effect(meta: bytes, key: ThreadKey) -> tuple[Effect, list[Chunk]]:
     """Return an effect without the data of its chunks, which are listed beside it."""
-    owner, row, at, records, chunks, writes, entries, removed, removed_chunks, everything, erase, info = (
+    owner, row, at, records, chunks, writes, entries, removed, removed_chunks, everything, erase, metadata = (
         unpack(meta)
     )
     if tuple(owner) != (key.tenant, key.id):
@@ -77,7 +77,7 @@ def unpack_effect(meta: bytes, key: ThreadKey) -> tuple[Effect, list[Chunk]]:
         removed_chunks=tuple(removed_chunks),
         everything=everything,
         erase=erase,
-        info=info,
+        metadata=metadata,
     )
     for entry in effect.entries:
         check_stored_kind(entry.kind, key.id)

@@ -132,7 +132,7 @@ class LoggedTable(Table):
             checkpoints=tuple(self.records.values()),
             writes=tuple(write for writes in self.pending.values() for write in writes.values()),
             entries=tuple(self.notes.values()),
-            info=self.metadata,
+            metadata=self.metadata,
         )
         return pack_effect(effect, [])
 

@@ -81,7 +81,7 @@ class Table:
     def has(self, pair: tuple[str, str]) -> bool:
         return pair in self.records or pair in self.pending
 
-    def info(self) -> bytes | None:
+    def thread_metadata(self) -> bytes | None:
         return self.metadata
 
     def entry(self, kind: str, key: str) -> EntryRecord | None:
@@ -114,8 +114,8 @@ class Table:
                 self.notes.pop((entry.kind, entry.key), None)
             else:
                 self.notes[entry.kind, entry.key] = entry
-        if effect.info is not None:
-            self.metadata, self.projection = effect.info, effect.info_projection
+        if effect.metadata is not None:
+            self.metadata, self.projection = effect.metadata, effect.metadata_projection
 
     def _delete_all(self) -> None:
         self.metadata = self.projection = None
@@ -193,9 +193,9 @@ class Table:
             stored=self.stored(),
             created_at=row.created_at,
             updated_at=self.updated_at,
-            info=self.metadata,
-            info_projection=self.projection,
-            info_version=row.info_version,
+            metadata=self.metadata,
+            metadata_projection=self.projection,
+            metadata_version=row.metadata_version,
             head=self.find_at("", None, None),
         )
 

@@ -51,13 +51,34 @@ class SyncLocal(LocalCalls):
         self._waiting.clear()
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Commit at once if nobody else is at it, else wait in the queue for the lock."""
+        if len(commits) == 1 and not self._queue:
+            try:
+                if self.local.lock.acquire(blocking=False):
+                    return [self._commit_now(commits[0])]
+            finally:
+                self._release()
+        return self._commit_queued(commits)
+
+    def _commit_now(self, commit: Commit) -> Receipt | OutliveError:
+        """Commit under the lock, which the caller holds."""
+        if self._closed:
+            return StoreClosed()
+        if commit.on_queued is not None:  # later commits are ordered after this one
+            commit.on_queued()
+        (result,) = self.local.commit_all([commit])
+        if commit.entries:
+            self._bell.ring([commit])
+        return result
+
+    def _commit_queued(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Join the queue; the thread that gets the lock first commits for all that wait."""
         now = time.monotonic()
         own = [
             _Waiting(commit, float("inf") if commit.timeout_s is None else now + commit.timeout_s)
             for commit in commits
         ]
-        timeout_s = commits[0].timeout_s if len(commits) == 1 else shortest_timeout(commits)
+        timeout_s = shortest_timeout(commits)
         try:
             self._queue.extend(own)
             for commit in commits:

@@ -36,9 +36,9 @@ $outlive$;
 
 create function {schema}.thread_row_checksum_1(t {schema}.thread) returns bigint language sql stable as $outlive$
     select {schema}.row_checksum_1(
-        t.digest || t.tokens || coalesce(t.info_checksum, ''),
+        t.digest || t.tokens || coalesce(t.metadata_checksum, ''),
         t.key || ' ' || t.generation || ' ' || t.revision || ' ' || t.epoch || ' ' || t.seq || ' ' || t.checkpoints || ' ' || t.writes || ' '
-            || t.stored || ' ' || t.created_at || ' ' || t.updated_at || ' ' || t.info_version || ' ' || t.root_checkpoints
+            || t.stored || ' ' || t.created_at || ' ' || t.updated_at || ' ' || t.metadata_version || ' ' || t.root_checkpoints
             || ' ' || coalesce(t.root_head, 0) || ' ' || t.checkpoint_sum || ' ' || t.run_sum || ' ' || t.step_sum
     )
 $outlive$;
@@ -610,10 +610,10 @@ begin
             revision = t.revision, epoch = t.epoch, updated_at = v_now, tokens = t.tokens,
             run_sum = y.run_sum # d.runs, step_sum = y.step_sum # d.steps,
             row_checksum = {schema}.row_checksum_1(
-                y.digest || t.tokens || coalesce(y.info_checksum, ''),
+                y.digest || t.tokens || coalesce(y.metadata_checksum, ''),
                 y.key || ' ' || y.generation || ' ' || t.revision || ' ' || t.epoch || ' ' || y.seq || ' '
                     || y.checkpoints || ' ' || y.writes || ' ' || y.stored || ' ' || y.created_at || ' ' || v_now
-                    || ' ' || y.info_version || ' ' || y.root_checkpoints || ' ' || coalesce(y.root_head, 0)
+                    || ' ' || y.metadata_version || ' ' || y.root_checkpoints || ' ' || coalesce(y.root_head, 0)
                     || ' ' || y.checkpoint_sum || ' ' || (y.run_sum # d.runs) || ' ' || (y.step_sum # d.steps)
             )
         from t join d on d.number = t.number where not t.is_new and y.key = t.key

@@ -34,8 +34,8 @@ CHECKPOINT = (
 WRITE = "w.namespace, w.checkpoint, w.task, w.channel, w.path, w.idx, w.epoch, w.fence, w.revision, w.chunks, w.body, w.checksum, w.row_checksum"
 ENTRY = "e.kind, e.key, e.status, e.clock, e.epoch, e.fence, e.revision, e.until, e.body, e.checksum, e.row_checksum"
 THREAD = (
-    "t.id, t.generation, t.revision, t.epoch, t.seq, t.checkpoints, t.stored, t.created_at, t.updated_at, t.info, "
-    "t.metadata::text, t.info_version, t.info_checksum, t.digest"
+    "t.id, t.generation, t.revision, t.epoch, t.seq, t.checkpoints, t.stored, t.created_at, t.updated_at, t.metadata, "
+    "t.metadata_json::text, t.metadata_version, t.metadata_checksum, t.digest"
 )
 _NAME = 16  # bytes of a chunk's name
 # Kinds that do not list their thread, of which it may have many: they are added up apart from the
@@ -175,8 +175,8 @@ def entry_checksum(entry: EntryRecord) -> bytes:
     return checksum(escape(entry.kind), escape(entry.key), entry.body or b"")
 
 
-def info_checksum(info: bytes) -> bytes:
-    return checksum("info", info)
+def metadata_checksum(metadata: bytes) -> bytes:
+    return checksum("metadata", metadata)
 
 
 def documents(values: Sequence[dict[str, Any]]) -> bytes:
@@ -415,7 +415,7 @@ def to_entry(cells: Cells, thread: ThreadKey) -> EntryRecord:
 
 
 def to_thread_row(cells: Cells, key: ThreadKey, head: CheckpointRecord | None) -> ThreadRecord:
-    if (None if cells[9] is None else info_checksum(cells[9])) != cells[12]:
+    if (None if cells[9] is None else metadata_checksum(cells[9])) != cells[12]:
         raise Corrupt("its metadata does not match its checksum", thread=key.id)
     if key.digest != cells[13] or key.id != to_text(cells[0]):
         raise Corrupt("its row says that it is another thread", thread=key.id)
@@ -429,13 +429,13 @@ def to_thread_row(cells: Cells, key: ThreadKey, head: CheckpointRecord | None) -
         stored=to_number(cells[6]),
         created_at=to_number(cells[7]),
         updated_at=to_number(cells[8]),
-        info=cells[9],
-        info_projection=None if cells[10] is None else cells[10].decode(),
-        info_version=to_number(cells[11]),
+        metadata=cells[9],
+        metadata_projection=None if cells[10] is None else cells[10].decode(),
+        metadata_version=to_number(cells[11]),
         head=head,
     )
 
 
 def to_row(cells: Cells) -> Counters:
-    """Return the counters (generation, revision, epoch, seq, created_at, info_version)."""
+    """Return the counters (generation, revision, epoch, seq, created_at, metadata_version)."""
     return Counters(*(to_number(cell) for cell in cells))

@@ -17,7 +17,7 @@ create table {schema}.roster (
     tenant_digest bytea not null,
     tenant text not null,
     id text collate "C" not null,
-    info_checksum bytea                      -- of the thread's metadata
+    metadata_checksum bytea                      -- of the thread's metadata
 );
 create unique index roster_digest on {schema}.roster (digest);
 create index roster_listing on {schema}.roster (tenant_digest, left(id, 400) collate "C");
@@ -39,10 +39,10 @@ create table {schema}.thread (
     stored bigint not null default 0,        -- bytes of chunks and bodies
     created_at bigint not null,
     updated_at bigint not null,
-    info bytea,
-    info_checksum bytea,
-    metadata jsonb,                          -- what info says, for people
-    info_version bigint not null default 0,
+    metadata bytea,
+    metadata_checksum bytea,
+    metadata_json jsonb,                     -- what metadata says, for people
+    metadata_version bigint not null default 0,
     root_checkpoints bigint not null default 0,
     root_head bigint,                        -- row checksum of the newest checkpoint of the root namespace
     checkpoint_sum bigint not null default 0,  -- of the row checksums of all checkpoints
@@ -74,7 +74,7 @@ create table {schema}.checkpoint (
     parent text,
     run text,
     source text not null,
-    metadata jsonb,                          -- what body says, for people
+    metadata jsonb,                           -- what body says, for people
     checksum bytea not null,                 -- over what the client wrote
     row_checksum bigint not null,            -- over checksum, epoch, seq, created_at, parent
     chunks bytea not null,                   -- names, 16 bytes each

@@ -23,16 +23,16 @@ _NEWEST = """
         )
         order by x.id desc limit 1
 """
-LISTED = "(t.checkpoints > 0 or t.writes > 0 or t.info_checksum is not null or t.run_sum <> 0)"
+LISTED = "(t.checkpoints > 0 or t.writes > 0 or t.metadata_checksum is not null or t.run_sum <> 0)"
 
 # What is wrong with a thread, as the statements number it.
-GONE, NO_HEAD, TOO_FEW, BAD_ROW, OLD_INFO, OLD_ENTRIES, BAD_ENTRY, FEW_WRITES, OTHER_KEY = range(10, 19)
+GONE, NO_HEAD, TOO_FEW, BAD_ROW, OLD_METADATA, OLD_ENTRIES, BAD_ENTRY, FEW_WRITES, OTHER_KEY = range(10, 19)
 PROBLEMS = {
     GONE: "its row is gone",
     NO_HEAD: "its newest checkpoint is missing or is not the one that was stored last",
     TOO_FEW: "it does not have all the checkpoints that were stored",
     BAD_ROW: "its row does not match its checksum",
-    OLD_INFO: "its metadata is not what was stored last",
+    OLD_METADATA: "its metadata is not what was stored last",
     OLD_ENTRIES: "its runs, steps or locks are not all, or not those that were stored last",
     BAD_ENTRY: "one of its runs, steps or locks does not match its checksum",
     FEW_WRITES: "it does not have all the pending writes that were stored",
@@ -154,7 +154,7 @@ left join c on false
 _THREADS = f"""
 select case
         when t.is_bad_row then {BAD_ROW}
-        when r.digest is not null and r.info_checksum is distinct from t.info_checksum then {OLD_INFO}
+        when r.digest is not null and r.metadata_checksum is distinct from t.metadata_checksum then {OLD_METADATA}
         when $1::boolean and c.row_checksum is distinct from t.root_head then {NO_HEAD}
         else 0 end::bigint as problem,
     {THREAD}, {CHECKPOINT}
@@ -283,18 +283,22 @@ from (select 1) q left join t on true left join lateral (
 order by left(e.key, 400) collate "C", e.key
 """
 
-# The next entries of a kind that nobody has locked. The commit that claims one checks its thread, so
-# its thread's sums are not compared here.
+# The next entries of a kind that nobody has locked, among the first ones of the queue. Of each thread
+# the first alone: the ones after it must not be claimed while another worker has it. The commit that
+# claims one checks its thread, so its thread's sums are not compared here.
+_RESERVED_AMONG = 200
 _RESERVE = f"""
-select t.id, t.digest, {ENTRY} from {{schema}}.entry e join {{schema}}.thread t on t.key = e.thread
-where e.tenant_digest = $1::bytea and e.kind = $2::text
-    and left(e.key, 400) >= $3::text and left(e.key, 400) <= $4::text
-    and starts_with(e.key, $5::text) and ($6::text is null or e.key > $6::text)
-    -- Of each thread the first alone: the ones after it must not be claimed while another worker has it.
-    and not exists (
-        select 1 from {{schema}}.entry x
-        where x.thread = e.thread and x.name < '\\x01'::bytea and x.kind = e.kind and x.key < e.key and starts_with(x.key, $5::text)
-    )
+with front as materialized (
+    select e.thread, e.name, e.key from {{schema}}.entry e
+    where e.tenant_digest = $1::bytea and e.kind = $2::text
+        and left(e.key, 400) >= $3::text and left(e.key, 400) <= $4::text
+        and starts_with(e.key, $5::text) and ($6::text is null or e.key > $6::text)
+    order by left(e.key, 400) collate "C" limit {_RESERVED_AMONG}
+),
+firsts as materialized (select distinct on (f.thread) f.thread, f.name from front f order by f.thread, f.key)
+select t.id, t.digest, {ENTRY} from firsts f
+join {{schema}}.entry e on e.thread = f.thread and e.name = f.name
+join {{schema}}.thread t on t.key = e.thread
 order by left(e.key, 400) collate "C" limit $7::bigint for update of e skip locked
 """
 
@@ -318,7 +322,7 @@ select t.checkpoints, t.checkpoint_sum, t.root_checkpoints, t.root_head, t.write
     c.bytes + (select coalesce(sum(octet_length(k.data)), 0) from {schema}.chunk k where k.thread = t.key)::bigint,
     {schema}.thread_row_checksum_1(t) = t.row_checksum,
     r.digest is not null and r.key = t.key and r.tenant_digest = t.tenant_digest and r.tenant = t.tenant and r.id = t.id,
-    r.info_checksum is not distinct from t.info_checksum,
+    r.metadata_checksum is not distinct from t.metadata_checksum,
     (t.seq, t.epoch, t.revision) is not distinct from (
         greatest(t.seq, c.seq), greatest(t.epoch, c.epoch),
         greatest(t.revision, (select max(k.revision) from {schema}.chunk k where k.thread = t.key))

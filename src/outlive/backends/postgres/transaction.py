@@ -28,7 +28,7 @@ from outlive.backends.postgres.rows import (
     documents,
     entry_name,
     flag,
-    info_checksum,
+    metadata_checksum,
     number,
     numbers,
     rows,
@@ -101,17 +101,17 @@ class Transaction:
         )  # fmt: skip
         if entered in _DAMAGED:
             raise Corrupt(PROBLEMS[_DAMAGED[entered]], thread=thread.id)
-        ((key, now, tokens, checkpoints, listed, info, checksum, *counters),) = await self._query(
-            f"select key, {{schema}}.now_us(), tokens, checkpoints, {LISTED}::int::bigint, info, info_checksum, "
-            "generation, revision, epoch, seq, created_at, info_version from {schema}.thread t where digest = $1",
+        ((key, now, tokens, checkpoints, listed, metadata, checksum, *counters),) = await self._query(
+            f"select key, {{schema}}.now_us(), tokens, checkpoints, {LISTED}::int::bigint, metadata, metadata_checksum, "
+            "generation, revision, epoch, seq, created_at, metadata_version from {schema}.thread t where digest = $1",
             thread.digest,
         )
         self._key, self._now, self._tokens = key or b"", to_number(now), tokens or b""
         if entered == b"made":
             return Snapshot(None)
-        if not self._deletes and (None if info is None else info_checksum(info)) != checksum:
+        if not self._deletes and (None if metadata is None else metadata_checksum(metadata)) != checksum:
             raise Corrupt("its metadata does not match its checksum", thread=thread.id)
-        seen = Snapshot(to_row(counters), to_number(listed) > 0, to_number(checkpoints), metadata=info)
+        seen = Snapshot(to_row(counters), to_number(listed) > 0, to_number(checkpoints), metadata=metadata)
         await self._look_at_checkpoints(wanted, seen)
         await self._look_at_writes(wanted, seen)
         await self._look_beside(wanted, seen)
@@ -206,11 +206,11 @@ class Transaction:
             for table in ("checkpoint", "space", "chunk", "write", "entry"):
                 await self._query(f"delete from {{schema}}.{table} where thread = $1", self._key)
             await self._query(
-                "update {schema}.thread set info = null, metadata = null, info_checksum = null, checkpoints = 0, writes = 0, "
+                "update {schema}.thread set metadata = null, metadata_json = null, metadata_checksum = null, checkpoints = 0, writes = 0, "
                 "stored = 0, root_checkpoints = 0, root_head = null, checkpoint_sum = 0, run_sum = 0, step_sum = 0 where key = $1",
                 self._key,
             )
-            await self._query("update {schema}.roster set info_checksum = null where key = $1", self._key)
+            await self._query("update {schema}.roster set metadata_checksum = null where key = $1", self._key)
         if effect.removed:
             names = _digests(effect.removed)
             for table, column in (("checkpoint", "name"), ("write", "pair")):
@@ -300,21 +300,21 @@ class Transaction:
         row = effect.counters
         await self._query(
             "update {schema}.thread set generation = $2, revision = $3, epoch = $4, seq = $5, created_at = $6, "
-            "updated_at = $7, info_version = $8, tokens = $9, checkpoints = checkpoints + $10, "
+            "updated_at = $7, metadata_version = $8, tokens = $9, checkpoints = checkpoints + $10, "
             "checkpoint_sum = checkpoint_sum # $11, stored = stored + $12, writes = writes + $13, run_sum = run_sum # $14, "
             "step_sum = step_sum # $15 where key = $1",
             self._key, *map(number, (row.generation, row.revision, row.epoch, row.seq, row.created_at, effect.at)),
-            number(row.info_version), (self._commit.token + self._void + self._tokens)[:TOKENS],
+            number(row.metadata_version), (self._commit.token + self._void + self._tokens)[:TOKENS],
             *map(number, change.totals()),
         )  # fmt: skip
-        if effect.info is not None:
-            checksum = info_checksum(effect.info)
+        if effect.metadata is not None:
+            checksum = metadata_checksum(effect.metadata)
             await self._query(
-                "update {schema}.thread set info = $2, metadata = $3, info_checksum = $4 where key = $1",
-                self._key, effect.info, document(effect.info_projection), checksum,
+                "update {schema}.thread set metadata = $2, metadata_json = $3, metadata_checksum = $4 where key = $1",
+                self._key, effect.metadata, document(effect.metadata_projection), checksum,
             )  # fmt: skip
             await self._query(
-                "update {schema}.roster set info_checksum = $2 where key = $1", self._key, checksum
+                "update {schema}.roster set metadata_checksum = $2 where key = $1", self._key, checksum
             )
         pairs = [record.key for record in (*effect.checkpoints, *effect.rewrites)]
         namespaces = {namespace for namespace, _ in (*pairs, *effect.removed)}

@@ -44,7 +44,7 @@ class ThreadAudit:
         if stored is None:
             return []
         _, records, order, writes, entries, chunks, meta, unlisted_entries, is_misplaced, is_unlisted = reply
-        self._check(rows.parse_info, self._thread, stored, *meta[2:])
+        self._check(rows.parse_metadata, self._thread, stored, *meta[2:])
         name = [to_bytes(self._thread.tenant), to_bytes(self._thread.id)]
         if (stored.is_listed or stored.entries) and meta[:2] != name:
             self._add("its name is damaged")

@@ -68,13 +68,13 @@ class Gathering:
         """Return what `decide` may ask, the raw row at that moment, and the server's time."""
         if reply[0] == b"damaged":
             raise rows.damage_error(self._thread, reply[1])
-        _, now, raw_row, info, records, heads, writes, exists, entries, sizes, stamps = reply
+        _, now, raw_row, metadata, records, heads, writes, exists, entries, sizes, stamps = reply
         stored = rows.parse_row(self._thread, raw_row)
         if stored is None:
             return Snapshot(None), b"", now
         snapshot = Snapshot(stored.row, stored.is_listed, stored.checkpoints)
         self.is_done = self._commit.token.hex().encode() in stored.tokens
-        snapshot.metadata = rows.parse_info(self._thread, stored, *info)
+        snapshot.metadata = rows.parse_metadata(self._thread, stored, *metadata)
         self._add_records(snapshot, records, heads)
         self._add_writes_and_entries(snapshot, writes, exists, entries)
         for name, size, stamp in zip(self._chunks, sizes, stamps, strict=True):

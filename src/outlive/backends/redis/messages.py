@@ -55,7 +55,7 @@ class TrailingValues:
 def check_numbers(commit: Commit) -> None:
     """Refuse numbers that a script cannot count with."""
     # Step, size and version are not among them: only the client packs these, with 64 bits.
-    numbers = [commit.epoch, commit.info_version]
+    numbers = [commit.epoch, commit.metadata_version]
     for draft in commit.checkpoints:
         numbers += [draft.epoch, draft.seq, draft.created_at]
     if commit.merge:  # it raises the revision to these
@@ -112,23 +112,23 @@ def effect_args(
     """Return the arguments of `apply.lua`, with a naming key if this process knows it."""
     thread, row, trailing = effect.thread, effect.counters, TrailingValues(len(effect.chunks))
     times = str(row.created_at), str(effect.at)
-    info = (
+    metadata = (
         None
-        if effect.info is None
-        else rows.pack_info(thread, effect.info, effect.info_projection, row.info_version)
+        if effect.metadata is None
+        else rows.pack_metadata(thread, effect.metadata, effect.metadata_projection, row.metadata_version)
     )
     header = (
         tokens.hex(),
         raw if base is None else False,
         False if base is None else base,
-        (str(row.generation), row.revision, row.epoch, row.seq, *times, row.info_version),
+        (str(row.generation), row.revision, row.epoch, row.seq, *times, row.metadata_version),
         effect.everything,
         [checkpoint_field(*key) for key in effect.removed],
         [_placed(thread, record, trailing) for record in (*effect.checkpoints, *effect.rewrites)],
         [_stored_write(thread, write, trailing) for write in effect.writes],
         [_stored_entry(thread, entry, trailing) for entry in effect.entries],
-        False if info is None else trailing.add(info),
-        False if effect.info_projection is None else effect.info_projection,
+        False if metadata is None else trailing.add(metadata),
+        False if effect.metadata_projection is None else effect.metadata_projection,
         ttl_ms,
         to_bytes(thread.tenant),
         to_bytes(thread.id),
@@ -225,7 +225,7 @@ def expected_base(commit: Commit, row: Counters | None) -> tuple[Any, ...] | Non
     """Return what must still hold when the effect is applied; None: all that was gathered."""
     if row is None or not is_apart(commit):
         return None
-    version = None if commit.info is None and commit.info_version is None else row.info_version
+    version = None if commit.metadata is None and commit.metadata_version is None else row.metadata_version
     until = 0 if commit.removal is None else min(commit.removal.chunks_until, _NUMBER_LIMIT)
     return str(row.generation), row.revision, False if version is None else version, until
 

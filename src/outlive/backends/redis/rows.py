@@ -299,8 +299,8 @@ def parse_row(thread: ThreadKey, raw: bytes | None) -> StoredThread | None:
         raise Corrupt("its row is damaged", thread=thread.id)
     *numbers, tokens = content.split(b" ")
     generation, revision, epoch, seq, created_at, updated_at, *counts = map(int, numbers)
-    checkpoints, writes, entries, stored_bytes, info_version, has_info, has_end, listing = counts
-    row = Counters(generation, revision, epoch, seq, created_at, info_version)
+    checkpoints, writes, entries, stored_bytes, metadata_version, has_info, has_end, listing = counts
+    row = Counters(generation, revision, epoch, seq, created_at, metadata_version)
     return StoredThread(
         row, tokens, updated_at, checkpoints, writes, entries, stored_bytes, bool(has_info), bool(has_end), listing
     )  # fmt: skip
@@ -325,16 +325,18 @@ def is_torn_reply(reply: Sequence[Any]) -> bool:
     return bool(reply[0] == b"!" + TORN or (reply[0] == b"damaged" and reply[1] == TORN))
 
 
-def pack_info(thread: ThreadKey, info: bytes, projection: str | None, version: int) -> bytes:
-    return info + _info_checksum(thread, info, None if projection is None else projection.encode(), version)
+def pack_metadata(thread: ThreadKey, metadata: bytes, projection: str | None, version: int) -> bytes:
+    return metadata + _metadata_checksum(
+        thread, metadata, None if projection is None else projection.encode(), version
+    )
 
 
-def _info_checksum(thread: ThreadKey, info: bytes, projection: bytes | None, version: int) -> bytes:
+def _metadata_checksum(thread: ThreadKey, metadata: bytes, projection: bytes | None, version: int) -> bytes:
     """Return the checksum of metadata. It covers the version too: an older copy does not pass."""
-    return _client_checksum(thread, b"info", ormsgpack.packb((info, projection, version)))
+    return _client_checksum(thread, b"metadata", ormsgpack.packb((metadata, projection, version)))
 
 
-def parse_info(
+def parse_metadata(
     thread: ThreadKey, stored: StoredThread, value: bytes | None, projection: bytes | None
 ) -> bytes | None:
     """Return the metadata of a thread, checked."""
@@ -342,7 +344,7 @@ def parse_info(
         raise Corrupt("its metadata is gone", thread=thread.id)
     if value is None:
         return None
-    if value[-8:] != _info_checksum(thread, value[:-8], projection, stored.row.info_version):
+    if value[-8:] != _metadata_checksum(thread, value[:-8], projection, stored.row.metadata_version):
         raise Corrupt("its metadata is damaged", thread=thread.id)
     return value[:-8]
 
@@ -353,8 +355,8 @@ def thread_record(
     row, projection = stored.row, reply[2]
     return ThreadRecord(
         thread.id, row.generation, row.revision, row.epoch, row.seq, stored.checkpoints, stored.bytes, row.created_at,
-        stored.updated_at, parse_info(thread, stored, reply[1], projection), None if projection is None else projection.decode(),
-        row.info_version, head,
+        stored.updated_at, parse_metadata(thread, stored, reply[1], projection), None if projection is None else projection.decode(),
+        row.metadata_version, head,
     )  # fmt: skip
 
 

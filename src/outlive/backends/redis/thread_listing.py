@@ -19,7 +19,7 @@ from outlive.backends.redis.index import (
     TornIndex,
     to_id,
 )
-from outlive.backends.redis.keys import roster_key, to_bytes
+from outlive.backends.redis.keys import roster_key, threads_key, to_bytes
 from outlive.backends.redis.merge import Line, Merge, Range
 from outlive.backends.redis.rows import pack_args
 from outlive.backends.redis.scripts import script
@@ -101,21 +101,28 @@ class ThreadListing:
         return _Named(thread, bucket, to_bytes(tenant) + b"\0" + id, line.text)
 
     async def totals(self, tenant: str, deadline: Deadline) -> Totals:
-        """Add up the totals of all buckets, some at a time."""
+        """Add up the totals of all buckets, some at a time. A lost roster is rebuilt first."""
+        return await self._reader.repeat(lambda: self._totals(tenant, deadline))
+
+    async def _totals(self, tenant: str, deadline: Deadline) -> Totals:
         await self._identity.complete(deadline)
         session, buckets = self._session, sorted(self._identity.buckets)
-        size = 1 if session.is_sharded else _TOTALED
+        size, must_exist = (1, b"0") if session.is_sharded else (_TOTALED, b"1")
         groups = [buckets[at : at + size] for at in range(0, len(buckets), size)]
         calls = [
             Call.of(
                 session.slot(group[0]),
                 script("totals"),
-                [roster_key(session.prefix, bucket) for bucket in group],
+                [key_of(session.prefix, bucket) for key_of in (roster_key, threads_key) for bucket in group],
                 to_bytes(tenant),
+                must_exist,
             )
             for group in groups
         ]
         replies = await session.ask_all(calls, deadline.as_timeout_s())
+        torn = {group[place - 1] for group, reply in zip(groups, replies, strict=True) for place in reply[3]}
+        if torn:
+            raise TornIndex(torn)
         return Totals(*(sum(reply[at] for reply in replies) for at in range(3)))
 
     async def _rows(self, named: Sequence[_Named], heads: bool, deadline: Deadline) -> list[ThreadRecord]:

@@ -36,8 +36,8 @@ from outlive.backends.rules.merge import (
     check_turn,
     entry_wins,
     greatest_fence,
-    info_version,
-    merged_info,
+    merged_metadata,
+    metadata_version,
     record_wins,
     tombstones,
     tombstones_for,
@@ -77,7 +77,7 @@ def decide(commit: Commit, view: View, clock: Clock) -> tuple[Effect | None, Rec
     # 4. What is put: drafts get their place in the order, rewrites keep theirs.
     placed = _Placing(commit, view, row, clock.now)
     rewrites = _rewritten(commit, view) if commit.rewrites else []
-    info = merged_info(commit, view, row) if commit.info is not None else None
+    metadata = merged_metadata(commit, view, row) if commit.metadata is not None else None
     reencrypted = _Reencrypted(commit.reencrypted, view) if commit.reencrypted is not None else _UNCHANGED
     # 5. The generation changes when a chunk may be gone, or alive again, that a sweep or a saver
     #    believes otherwise of: they learn it by a refusal (StaleBase) and read again.
@@ -91,11 +91,11 @@ def decide(commit: Commit, view: View, clock: Clock) -> tuple[Effect | None, Rec
         epoch=placed.epoch,
         seq=placed.seq,
         created_at=row.created_at,
-        info_version=0
+        metadata_version=0
         if removal.everything
-        else info_version(commit, row)
-        if info is not None
-        else row.info_version,
+        else metadata_version(commit, row)
+        if metadata is not None
+        else row.metadata_version,
     )
     # 6. Writes and entries are ranked by the new revision, so they come last.
     writes = _writes(commit, view, new) if commit.writes else ()
@@ -116,8 +116,8 @@ def decide(commit: Commit, view: View, clock: Clock) -> tuple[Effect | None, Rec
         removed_chunks=dead_chunks,
         everything=removal.everything,
         erase=removal.erase,
-        info=reencrypted.info if info is None else info,
-        info_projection=commit.info_projection,
+        metadata=reencrypted.metadata if metadata is None else metadata,
+        metadata_projection=commit.metadata_projection,
     )
     # Pending writes on ids that were never saved are removed too, and are not counted as
     # checkpoints.
@@ -183,8 +183,8 @@ def _check(commit: Commit, view: View, row: Counters | None, clock: Clock) -> No
         _check_empty(commit, view)
     if commit.expect_head is not None:
         _check_head(commit, *commit.expect_head, view)
-    version = row.info_version if row else 0
-    if commit.info_version is not None and not commit.merge and commit.info_version != version:
+    version = row.metadata_version if row else 0
+    if commit.metadata_version is not None and not commit.merge and commit.metadata_version != version:
         raise MetadataMoved(thread)
     for entry in commit.entries:
         if not commit.merge:
@@ -366,7 +366,11 @@ class _Reencrypted:
         entries = [(view.entry(old.kind, old.key), old.body, new) for old, new in bodies.entries]
         self.writes = tuple([replace(row, body=new) for row, old, new in writes if row and row.body == old])
         self.entries = tuple([replace(row, body=new) for row, old, new in entries if row and row.body == old])
-        self.info = bodies.info[1] if bodies.info is not None and bodies.info[0] == view.info() else None
+        self.metadata = (
+            bodies.metadata[1]
+            if bodies.metadata is not None and bodies.metadata[0] == view.thread_metadata()
+            else None
+        )
 
 
 _UNCHANGED = _Reencrypted(ReencryptedBodies(), cast(View, None))

@@ -114,16 +114,19 @@ def after_tombstones(commit: Commit, view: View, row: Counters) -> tuple[int, in
     return max(places, default=(0, 0))
 
 
-def merged_info(commit: Commit, view: View, row: Counters) -> bytes | None:
+def merged_metadata(commit: Commit, view: View, row: Counters) -> bytes | None:
     """Return the thread's metadata when it changes."""
     if not commit.merge or commit.overrules:
-        return commit.info
-    stored, sent = (row.info_version, view.info() or b""), (commit.info_version or 0, commit.info or b"")
-    return commit.info if sent > stored else None
+        return commit.metadata
+    stored, sent = (
+        (row.metadata_version, view.thread_metadata() or b""),
+        (commit.metadata_version or 0, commit.metadata or b""),
+    )
+    return commit.metadata if sent > stored else None
 
 
-def info_version(commit: Commit, row: Counters) -> int:
+def metadata_version(commit: Commit, row: Counters) -> int:
     """Return the version of metadata that changes."""
     if commit.merge:
-        return max(0 if commit.overrules else row.info_version, commit.info_version or 0)
-    return row.info_version + 1
+        return max(0 if commit.overrules else row.metadata_version, commit.metadata_version or 0)
+    return row.metadata_version + 1

@@ -39,8 +39,8 @@ def is_plain(commit: Commit) -> bool:
         or commit.rewrites
         or commit.reencrypted is not None
         or commit.revision is not None
-        or commit.info is not None
-        or commit.info_version is not None
+        or commit.metadata is not None
+        or commit.metadata_version is not None
         or commit.expect_empty
         or len(commit.checkpoints) > 1
         or (commit.checkpoints and commit.checkpoints[0].seq)
@@ -72,7 +72,9 @@ def is_apart(commit: Commit) -> bool:
 def removes_only(commit: Commit) -> bool:
     """Tell whether a commit puts nothing."""
     return (
-        is_apart(commit) and not (commit.chunks or commit.rewrites or commit.entries) and commit.info is None
+        is_apart(commit)
+        and not (commit.chunks or commit.rewrites or commit.entries)
+        and commit.metadata is None
     )
 
 
@@ -82,7 +84,7 @@ def is_deletion(commit: Commit) -> bool:
         commit.removal is not None
         and commit.removal.everything
         and removes_only(commit)
-        and commit.info_version is None
+        and commit.metadata_version is None
         and commit.generation is None
     )
 
@@ -175,7 +177,7 @@ class Snapshot:
     def chunk(self, name: bytes) -> tuple[int, int] | None:
         return self.chunks.get(name)
 
-    def info(self) -> bytes | None:
+    def thread_metadata(self) -> bytes | None:
         return self.metadata
 
 

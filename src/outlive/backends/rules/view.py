@@ -20,7 +20,7 @@ class Counters:
     epoch: int
     seq: int
     created_at: int
-    info_version: int = 0
+    metadata_version: int = 0
 
 
 class View(Protocol):
@@ -64,7 +64,7 @@ class View(Protocol):
         """Return the (stored bytes, revision) of a chunk."""
         ...
 
-    def info(self) -> bytes | None:
+    def thread_metadata(self) -> bytes | None:
         """Return the metadata of the thread."""
         ...
 
@@ -96,8 +96,8 @@ class Effect:
     removed_chunks: tuple[bytes, ...] = ()
     everything: bool = False  # all of the thread but its counters
     erase: bool = False  # leave no byte of what is removed in the files
-    info: bytes | None = None
-    info_projection: str | None = None
+    metadata: bytes | None = None
+    metadata_projection: str | None = None
 
 
 def write_order(write: WriteRecord) -> tuple[str, str, str, str, int]:

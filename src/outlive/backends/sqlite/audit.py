@@ -12,8 +12,7 @@ from outlive.backend import unescape
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import audit_entries
 from outlive.backends.sqlite.reader import Reader
-from outlive.backends.sqlite.tables import RECENT_US, RECORD, TABLES, THREADS, listed_thread
-from outlive.backends.sqlite.view import chunk_crc
+from outlive.backends.sqlite.tables import RECENT_US, RECORD, TABLES, THREADS, chunk_crc, listed_thread
 from outlive.errors import Corrupt
 
 
@@ -30,7 +29,7 @@ class Audit:
         if view.counters is None:
             return []
         self._try(lambda: view.check_count(None))
-        sql = "select info, info_json, info_checksum from thread where key = ?"
+        sql = "select metadata, metadata_json, metadata_checksum from thread where key = ?"
         self._try(lambda: view.summary(*fetch_one(self._db, sql, (view.key,))))
         self._try(self._check_recent)
         for row in self._db.execute(f"{RECORD} where thread = ?", (view.key,)).fetchall():
@@ -80,8 +79,8 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
             damage += Audit(db, view).run()
         except Corrupt as error:
             damage.append(error)
-        *_, info, _, check = row
-        if info is not None or check is not None:
+        *_, metadata, _, check = row
+        if metadata is not None or check is not None:
             damage.append(Corrupt("a thread without content has metadata"))
     sql = (
         "select tenant, id from roster except select tenant, id from thread where listed "

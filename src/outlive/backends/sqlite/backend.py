@@ -42,16 +42,18 @@ from outlive.backend.clock import clock, lease_facts
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting, write_order
+from outlive.backends.sqlite.append import Remembered, Unusual, append, is_ordinary
 from outlive.backends.sqlite.audit import Audit, orphans
 from outlive.backends.sqlite.connection import SCHEMA_VERSION, Connection, fetch_one
 from outlive.backends.sqlite.entries import EntrySearch, prefix_range
 from outlive.backends.sqlite.reader import Reader
 from outlive.backends.sqlite.tables import RECENT_US, THREADS, ThreadColumns, listed_thread
 from outlive.backends.sqlite.view import SQLiteView
-from outlive.backends.sqlite.writer import KnownKeys, Writer
+from outlive.backends.sqlite.writer import Writer
 from outlive.errors import Corrupt, OutliveError
 
 T = TypeVar("T")
+_CommitOne = Callable[[apsw.Connection, Commit], Receipt]
 _BUSY_S = 30.0
 _ID = ThreadColumns._fields.index("id")
 _END = (1 << 63) - 1  # after every moment
@@ -75,10 +77,14 @@ class SQLiteBackend:
     ) -> None:
         self._busy_s = timeout_s or _BUSY_S  # of calls without a timeout
         self._has_freed = False  # something was deleted, and its pages may not be free yet
-        self._known = KnownKeys()
+        self._remembered = Remembered()
         self.lock = threading.RLock()
         self._connection = Connection(
-            path, fsync=fsync, busy_s=self._busy_s, accepts_loss=accept_loss, on_rollback=self._known.forget
+            path,
+            fsync=fsync,
+            busy_s=self._busy_s,
+            accepts_loss=accept_loss,
+            on_rollback=self._remembered.forget,
         )
         with self._connection.translated():
             self._connection.db()
@@ -122,28 +128,39 @@ class SQLiteBackend:
 
         Each is stored or refused on its own.
         """
-        busy_s = min((commit.timeout_s or self._busy_s for commit in commits), default=self._busy_s)
+        busy_s = min([commit.timeout_s or self._busy_s for commit in commits], default=self._busy_s)
+        try:
+            results = self._commit_together(commits, busy_s, self._commit)
+        except Unusual:  # the transaction is rolled back: take the general road
+            results = self._commit_together(commits, busy_s, self._decide)
+        for result in results:
+            if isinstance(result, Receipt) and (result.freed or result.removed):
+                self._free_pages(commits)
+                break
+        return results
+
+    def _commit_together(
+        self, commits: Sequence[Commit], busy_s: float, do: _CommitOne
+    ) -> list[Receipt | OutliveError]:
         try:
             with self._connection.transaction("immediate", busy_s) as db:
                 if len(commits) == 1:  # its refusal may roll back the whole transaction
-                    results: list[Receipt | OutliveError] = [self._commit(db, commits[0])]
-                else:
-                    results = self._commit_group(db, commits)
-            if any(isinstance(result, Receipt) and (result.freed or result.removed) for result in results):
-                self._free_pages(commits)
-            return results
+                    return [do(db, commits[0])]
+                return self._commit_group(db, commits, do)
         except OutliveError as error:  # the transaction is rolled back: none of them is stored
             return [error] * len(commits)
 
-    def _commit_group(self, db: apsw.Connection, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+    def _commit_group(
+        self, db: apsw.Connection, commits: Sequence[Commit], do: _CommitOne
+    ) -> list[Receipt | OutliveError]:
         """Commit all in one savepoint.
 
         A refusal is rare: then start again with a savepoint for each.
         """
-        receipts = self._in_savepoint(db, lambda: [self._commit(db, commit) for commit in commits])
+        receipts = self._in_savepoint(db, lambda: [do(db, commit) for commit in commits])
         if isinstance(receipts, list):
             return [*receipts]
-        return [self._in_savepoint(db, partial(self._commit, db, commit)) for commit in commits]
+        return [self._in_savepoint(db, partial(do, db, commit)) for commit in commits]
 
     def _in_savepoint(self, db: apsw.Connection, work: Callable[[], T]) -> T | OutliveError:
         """Do all of some work or none of it; return its result, or why it was refused."""
@@ -154,7 +171,7 @@ class SQLiteBackend:
         except OutliveError as error:
             if not db.in_transaction:  # SQLite rolled back the whole transaction
                 raise
-            self._known.forget()
+            self._remembered.forget()
             db.execute("rollback to one")
             db.execute("release one")
             return error
@@ -162,6 +179,11 @@ class SQLiteBackend:
         return result
 
     def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
+        if is_ordinary(commit) and (receipt := append(db, commit, self._remembered)) is not None:
+            return receipt
+        return self._decide(db, commit)
+
+    def _decide(self, db: apsw.Connection, commit: Commit) -> Receipt:
         draft = commit.checkpoints[0] if commit.checkpoints else None
         deletes = commit.removal is not None and is_deletion(commit)
         view = SQLiteView(db, commit.thread, draft=draft, deletes=deletes)
@@ -169,7 +191,7 @@ class SQLiteBackend:
         if commit.removal is not None and receipt.removed < len(commit.removal.checkpoints):
             view.check_index()  # make sure that what was not found never existed
         if effect is not None:
-            Writer(db, view, effect, self._known).write()
+            Writer(db, view, effect, self._remembered).write()
         return receipt
 
     def _free_pages(self, commits: Sequence[Commit]) -> None:
@@ -300,8 +322,8 @@ class SQLiteBackend:
     def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRecord:
         thread, unchecked = listed_thread(row)
         view = Reader(db, thread, unchecked=unchecked)
-        *_, info, projection, check = row
-        return view.summary(info, projection, check, heads)
+        *_, metadata, projection, check = row
+        return view.summary(metadata, projection, check, heads)
 
     def inventory(self, thread: ThreadKey, *, timeout_s: float | None = None) -> Inventory:
         with self._connection.transaction("deferred") as db:

@@ -57,6 +57,7 @@ class Connection:
         self._moved = ctypes.c_int()
         self._moved_at = ctypes.addressof(self._moved)
         self._next_check = 0.0
+        self._timeout_s = 0.0  # that SQLite was told last
         self._folder = os.path.dirname(self._file)
         # As it was when all files were in place.
         self._checked_folder: tuple[int, int, int] | None = None
@@ -93,36 +94,48 @@ class Connection:
                 self._marks.close()
             self._marks = None
 
-    @contextlib.contextmanager
-    def transaction(self, kind: str, busy_s: float | None = None) -> Iterator[apsw.Connection]:
-        """Open a transaction; its errors are translated as by `translated`.
+    def transaction(self, kind: str, busy_s: float | None = None) -> _Transaction:
+        """Return a transaction for a `with` block; its errors are translated as by `translated`.
 
         `busy_s`: how long this one waits for other processes, if not as long as the connection
         does.
         """
-        db: apsw.Connection | None = None
+        return _Transaction(self, kind, busy_s or self._busy_s)
+
+    def begin(self, kind: str, busy_s: float) -> apsw.Connection:
+        db = self._connection or self.db()
         try:
-            db = self._connection or self.db()
-            # Every time: the connection keeps the timeout of the transaction before.
-            db.set_busy_timeout(max(1, int((busy_s or self._busy_s) * 1000)))
+            if busy_s != self._timeout_s:  # of the transaction before
+                db.set_busy_timeout(max(1, int(busy_s * 1000)))
+                self._timeout_s = busy_s
             db.execute(f"begin {kind}")
-            yield db
-            self._check_place(db, kind)
-            # Full fsync: a crash before leaves nothing of it, a crash after all of it.
-            db.execute("commit")
-        except BaseException as error:  # noqa: BLE001  # raised again
-            if db is not None:
-                self._on_rollback()
-                with contextlib.suppress(apsw.Error):
-                    db.execute("rollback")
-            self._raise_translated(error)
-        if kind == "immediate" and self._marks is not None:
-            # A crash before this line leaves a commit that its caller was not told of. Past it, a
-            # log that has lost the commit is noticed. Without the mark the commit is done all the
-            # same.
-            with contextlib.suppress(apsw.Error, OSError):
+        except BaseException:
+            self.roll_back(db)
+            raise
+        return db
+
+    def commit(self, db: apsw.Connection, kind: str) -> None:
+        self._check_place(db, kind)
+        # Full fsync: a crash before leaves nothing of it, a crash after all of it.
+        db.execute("commit")
+
+    def roll_back(self, db: apsw.Connection) -> None:
+        self._on_rollback()
+        with contextlib.suppress(apsw.Error):
+            db.execute("rollback")
+
+    def acknowledge(self, db: apsw.Connection) -> None:
+        """Note that a commit is done.
+
+        A crash before this leaves a commit that its caller was not told of. Past it, a log that has
+        lost the commit is noticed. Without the mark the commit is done all the same.
+        """
+        if self._marks is not None:
+            try:
                 frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
                 self._marks.acknowledge(frames, self._page_size)
+            except (apsw.Error, OSError):
+                pass
 
     def _check_place(self, db: apsw.Connection, kind: str) -> None:
         """Refuse a file that was moved or deleted: before every commit, sometimes when reading."""
@@ -175,6 +188,7 @@ class Connection:
         try:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # what is refused is left as it is
             db.set_busy_timeout(max(1, int(self._busy_s * 1000)))
+            self._timeout_s = self._busy_s
             db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
             # Without this, many statements are prepared again for every value.
             db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
@@ -249,7 +263,7 @@ class Connection:
         if fetch_one(db, "select count(*) from sqlite_schema")[0] == 0:
             return None
         if fetch_one(db, "pragma application_id")[0] != APPLICATION_ID:
-            raise BadURL(f"{self.path!r} is a SQLite file of another program; choose another path")
+            raise BadURL(f"{self.path!r} is {_foreign_file(db)}")
         version = fetch_one(db, "pragma user_version")[0]
         if version > SCHEMA_VERSION:
             raise NewerFormat(f"the SQLite file {os.path.basename(self.path)!r}", version, SCHEMA_VERSION)
@@ -281,9 +295,10 @@ class Connection:
         try:
             yield
         except Exception as error:  # noqa: BLE001  # raised again
-            self._raise_translated(error)
+            self.raise_translated(error)
 
-    def _raise_translated(self, error: BaseException) -> NoReturn:
+    def raise_translated(self, error: BaseException) -> NoReturn:
+        """Raise an error of SQLite or the system as one of this library."""
         if isinstance(error, apsw.BusyError | apsw.LockedError):
             raise StoreBusy("other processes held the SQLite file for the whole timeout") from error
         if isinstance(error, apsw.FullError):
@@ -305,6 +320,36 @@ class Connection:
         raise error
 
 
+class _Transaction:
+    """A transaction of a connection, as a `with` block: committed at its end, or rolled back."""
+
+    __slots__ = ("_busy_s", "_connection", "_db", "_kind")
+
+    def __init__(self, connection: Connection, kind: str, busy_s: float) -> None:
+        self._connection = connection
+        self._kind = kind
+        self._busy_s = busy_s
+
+    def __enter__(self) -> apsw.Connection:
+        try:
+            self._db = self._connection.begin(self._kind, self._busy_s)
+        except BaseException as error:  # noqa: BLE001  # raised again
+            self._connection.raise_translated(error)
+        return self._db
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            try:
+                self._connection.commit(self._db, self._kind)
+            except BaseException as failure:  # noqa: BLE001  # raised again
+                error = failure
+        if error is not None:
+            self._connection.roll_back(self._db)
+            self._connection.raise_translated(error)
+        if self._kind == "immediate":
+            self._connection.acknowledge(self._db)
+
+
 # What SQLite reports → what to do.
 _ADVICE = {
     "file is not a database": "this file is not a store; check the path",
@@ -324,6 +369,17 @@ def fetch_one(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
     """Return the first row or None, leaving no statement open."""
     rows = db.execute(sql, values).fetchall()
     return rows[0] if rows else None
+
+
+def _foreign_file(db: apsw.Connection) -> str:
+    """Say what a file of another program is, and what to do."""
+    names = "select count(*) from sqlite_schema where type = 'table' and name in ('checkpoints', 'writes')"
+    if fetch_one(db, names)[0] == 2:
+        return (
+            "a database of LangGraph's SqliteSaver; choose another path, "
+            "and import its threads with outlive import-langgraph"
+        )
+    return "a SQLite file of another program; choose another path"
 
 
 def _unused(path: str) -> str:

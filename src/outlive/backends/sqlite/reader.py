@@ -17,7 +17,7 @@ from outlive.backend import (
 )
 from outlive.backends.rules.view import write_order
 from outlive.backends.sqlite.connection import fetch_one
-from outlive.backends.sqlite.tables import RECORD, WRITES, info_checksum, xor
+from outlive.backends.sqlite.tables import RECORD, WRITES, metadata_checksum, xor
 from outlive.backends.sqlite.view import SQLiteView, guess
 
 
@@ -128,14 +128,18 @@ class Reader(SQLiteView):
         return [(unescape(ns), unescape(id)) for ns, id in self._db.execute(sql, (self.key, self.key))]
 
     def summary(
-        self, info: bytes | None, projection: str | None, check: bytes | None, heads: bool = True
+        self, metadata: bytes | None, projection: str | None, check: bytes | None, heads: bool = True
     ) -> ThreadRecord:
         assert self.counters is not None
         row = self.counters
-        if check != (None if info is None else info_checksum(self.key, row.info_version, info, projection)):
+        if check != (
+            None
+            if metadata is None
+            else metadata_checksum(self.key, row.metadata_version, metadata, projection)
+        ):
             raise self._corrupt("its metadata is damaged")
         head = self.newest("", None) if heads else None
         return ThreadRecord(
             self.thread.id, row.generation, row.revision, row.epoch, row.seq, self.checkpoints, self.stored,
-            row.created_at, self.updated_at, info, projection, row.info_version, head,
+            row.created_at, self.updated_at, metadata, projection, row.metadata_version, head,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 -- One file per store. Integer keys and rowid tables: rows are appended to dense pages.
 -- `id`, `namespace` and `parent` are escaped (backslash, NUL and lone surrogates), nothing else is.
--- `created_at` and `updated_at` are microseconds since 1970, UTC. `metadata` and `info_json` are
--- for people who look into the file; outlive reads `body` and `info`. `chunks` is a msgpack list of
+-- `created_at` and `updated_at` are microseconds since 1970, UTC. `metadata` and `metadata_json` are
+-- for people who look into the file; outlive reads `body` and `metadata`. `chunks` is a msgpack list of
 -- keys of the table `chunk`, `names` a checksum over the names of those chunks.
 create table meta(name text primary key, value blob not null, checksum blob not null) without rowid;
 
@@ -10,7 +10,7 @@ create table thread(
   key integer primary key autoincrement, digest blob not null unique, tenant text not null, id text, listed integer not null,
   generation integer not null, revision integer not null, epoch integer not null, seq integer not null,
   checkpoints integer not null, entries integer not null, stored integer not null, created_at integer not null, updated_at integer not null,
-  info_version integer not null, checksum blob not null, info blob, info_checksum blob, info_json text,
+  metadata_version integer not null, checksum blob not null, metadata blob, metadata_checksum blob, metadata_json text,
   recent integer not null default 0);
 create unique index thread_id on thread(tenant, id) where listed;
 -- `recent` is `updated_at` in seconds: of many saves in a second, one writes this index.

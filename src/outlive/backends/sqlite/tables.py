@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from outlive.backend import ThreadKey, checksum, escape, unescape
+from outlive.backend import CheckpointRecord, ThreadKey, WriteRecord, checksum, escape, unescape
 
 RECENT_US = 1_000_000  # what `recent` counts
 
@@ -30,7 +31,7 @@ class ThreadColumns(NamedTuple):
     stored: Any = None
     created_at: Any = None
     updated_at: Any = None
-    info_version: Any = None
+    metadata_version: Any = None
     checksum: Any = None
 
 
@@ -70,7 +71,7 @@ SAVE_ROOT = (
 )
 SAVE_OTHER = f"select {_THREAD}, {_ROOT}, {_OTHER}, {_HAS_IT}, (select epoch {_NEWEST}, (select seq {_NEWEST} {_WITH_BOTH}"
 # Rows of threads, each with the head of its root namespace and its metadata.
-THREADS = f"select {_THREAD}, {_ROOT}, t.info, t.info_json, t.info_checksum {_WITH_ROOT}"
+THREADS = f"select {_THREAD}, {_ROOT}, t.metadata, t.metadata_json, t.metadata_checksum {_WITH_ROOT}"
 CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, names, body, checksum"
 WRITE = (
     "namespace, checkpoint, task, idx, channel, path, epoch, fence, revision, chunks, names, body, checksum"
@@ -95,6 +96,12 @@ HAS = (
     "exists(select 1 from tally where thread = ?1 and namespace = ?2 and checkpoint = ?3) "
     "or exists(select 1 from write where thread = ?1 and namespace = ?2 and checkpoint = ?3)"
 )
+READ_TALLY = "select writes, sum, checksum from tally where thread = ? and namespace = ? and checkpoint = ?"
+PUT_CHECKPOINT = (
+    f"insert into checkpoint(thread, {CHECKPOINT}) values(?{', ?' * len(CHECKPOINT.split(', '))})"
+)
+PUT_WRITE = f"insert into write(thread, {WRITE}) values(?{', ?' * len(WRITE.split(', '))})"
+PUT_TALLY = "insert or replace into tally values(?, ?, ?, ?, ?, ?)"
 # The tables with the rows of a thread.
 TABLES = ("checkpoint", "checkpoint_version", "chunk", "write", "tally", "entry", "entry_version")
 GONE = bytes(16)  # in place of the name of a chunk that is not there
@@ -137,9 +144,9 @@ def roster_key(thread: ThreadKey) -> tuple[str, str]:
     return escape(thread.tenant), escape(thread.id)
 
 
-def info_checksum(thread_key: int, version: int, info: bytes, projection: str | None) -> bytes:
+def metadata_checksum(thread_key: int, version: int, metadata: bytes, projection: str | None) -> bytes:
     """Return a checksum over the metadata of a thread and its version, to detect older copies."""
-    return checksum(thread_key, version, info, projection)
+    return checksum(thread_key, version, metadata, projection)
 
 
 def xor(checksums: Iterable[bytes | None]) -> int:
@@ -147,3 +154,34 @@ def xor(checksums: Iterable[bytes | None]) -> int:
     return functools.reduce(
         operator.xor, (int.from_bytes(check) for check in checksums if check is not None), 0
     )
+
+
+def chunk_crc(thread_key: int, name: bytes, revision: int, data: bytes) -> int:
+    """Return a checksum over all of a chunk's row; it needs no key."""
+    return zlib.crc32(b"%d:%d:" % (thread_key, revision) + name, zlib.crc32(data))
+
+
+def checkpoint_row(thread_key: int, record: CheckpointRecord, chunk_keys: bytes) -> tuple[Any, ...]:
+    """Return the values of PUT_CHECKPOINT; the last is the checksum."""
+    fields = (
+        thread_key, escape(record.namespace), escape(record.id), None if record.parent is None else escape(record.parent),
+        None if record.run is None else escape(record.run), record.epoch, record.seq, record.step, record.source,
+        record.created_at, record.size, record.added, record.format, record.version, record.projection, chunk_keys,
+        checksum(*record.chunks), record.body,
+    )  # fmt: skip
+    return (*fields, checksum(*fields))
+
+
+def write_row(thread_key: int, write: WriteRecord, chunk_keys: bytes) -> tuple[Any, ...]:
+    """Return the values of PUT_WRITE; the last is the checksum."""
+    fields = (
+        thread_key, escape(write.namespace), escape(write.checkpoint), escape(write.task), write.index,
+        escape(write.channel), escape(write.path), *write.rank, chunk_keys, checksum(*write.chunks), write.body,
+    )  # fmt: skip
+    return (*fields, checksum(*fields))
+
+
+def tally_row(where: tuple[int, str, str], count: int, total: int) -> tuple[Any, ...]:
+    """Return the values of PUT_TALLY: the number of writes, and the exclusive or of their checksums."""
+    fields = (*where, count, total.to_bytes(8))
+    return (*fields, checksum(*fields))

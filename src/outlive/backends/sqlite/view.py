@@ -8,7 +8,6 @@ checksum.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +34,7 @@ from outlive.backends.sqlite.tables import (
     NO_HEAD,
     READ_OTHER,
     READ_ROOT,
+    READ_TALLY,
     RECORD,
     ROOT_END,
     SAVE_OTHER,
@@ -94,7 +94,7 @@ class SQLiteView:
             self.checkpoints, self.entries, self.stored = row.checkpoints, row.entries, row.stored
             self.updated_at = row.updated_at
             self.counters = Counters(
-                row.generation, row.revision, row.epoch, row.seq, row.created_at, row.info_version
+                row.generation, row.revision, row.epoch, row.seq, row.created_at, row.metadata_version
             )
 
     def _disagreement(self) -> str | None:
@@ -210,8 +210,8 @@ class SQLiteView:
             self.have_writes.add(pair)
         return bool(is_there or is_written)
 
-    def info(self) -> bytes | None:
-        row = fetch_one(self._db, "select info from thread where key = ?", (self.key,))
+    def thread_metadata(self) -> bytes | None:
+        row = fetch_one(self._db, "select metadata from thread where key = ?", (self.key,))
         return None if row is None else row[0]
 
     def entry(self, kind: str, key: str) -> EntryRecord | None:
@@ -313,8 +313,7 @@ class SQLiteView:
     def tally(self, namespace: str, checkpoint: str) -> tuple[int, int]:
         """Return how many writes a checkpoint has, and the exclusive or of their checksums."""
         where = (self.key, escape(namespace), escape(checkpoint))
-        sql = "select writes, sum, checksum from tally where thread = ? and namespace = ? and checkpoint = ?"
-        return self._checked_tally(where, fetch_one(self._db, sql, where), checkpoint)
+        return self._checked_tally(where, fetch_one(self._db, READ_TALLY, where), checkpoint)
 
     def _checked_tally(
         self, where: tuple[int, str, str], row: Sequence[Any] | None, checkpoint: str
@@ -369,8 +368,3 @@ def _keys(packed: bytes) -> list[int]:
     if not isinstance(keys, list) or not all(isinstance(key, int) for key in keys):
         raise Corrupt("a list of chunks is damaged")
     return keys
-
-
-def chunk_crc(thread_key: int, name: bytes, revision: int, data: bytes) -> int:
-    """Return a checksum over all of a chunk's row; it needs no key."""
-    return zlib.crc32(b"%d:%d:" % (thread_key, revision) + name, zlib.crc32(data))

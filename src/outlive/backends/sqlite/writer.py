@@ -10,55 +10,37 @@ import ormsgpack
 
 from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backend.entries import LISTING
-from outlive.backends.rules.view import Counters, Effect
+from outlive.backends.rules.view import Effect
+from outlive.backends.sqlite.append import Remembered, ThreadRows
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
 from outlive.backends.sqlite.tables import (
-    CHECKPOINT,
+    PUT_CHECKPOINT,
+    PUT_TALLY,
+    PUT_WRITE,
     RECENT_US,
     TABLES,
-    WRITE,
     Head,
-    info_checksum,
+    HeadColumns,
+    ThreadColumns,
+    checkpoint_row,
+    chunk_crc,
+    metadata_checksum,
     roster_key,
+    tally_row,
+    write_row,
     xor,
 )
-from outlive.backends.sqlite.view import SQLiteView, chunk_crc
+from outlive.backends.sqlite.view import SQLiteView
 from outlive.errors import StaleBase
 
 _LISTING_ENTRY = f"select 1 from entry where thread = ? and kind in {LISTING} limit 1"
 
 
-class KnownKeys:
-    """Keys of chunks, by thread and name.
-
-    They are valid for a generation, which keeps all chunks.
-    """
-
-    def __init__(self) -> None:
-        self._threads: dict[bytes, tuple[int, dict[bytes, int]]] = {}
-
-    def of(self, digest: bytes, row: Counters) -> dict[bytes, int]:
-        """Return the keys of a thread in its present generation."""
-        known = self._threads.get(digest)
-        if known is None or known[0] != row.generation:
-            if len(self._threads) >= _KNOWN_THREADS:
-                self._threads.pop(next(iter(self._threads)))
-            known = self._threads[digest] = (row.generation, {})
-        return known[1]
-
-    def forget(self) -> None:
-        """Drop everything: what a transaction that was rolled back said is not true."""
-        self._threads.clear()
-
-
-_KNOWN_THREADS = 1000
-
-
 class Writer:
     """Writes an effect into the tables."""
 
-    def __init__(self, db: apsw.Connection, view: SQLiteView, effect: Effect, known: KnownKeys) -> None:
+    def __init__(self, db: apsw.Connection, view: SQLiteView, effect: Effect, remembered: Remembered) -> None:
         self._db = db
         self._view = view
         self._effect = effect
@@ -66,7 +48,10 @@ class Writer:
         self._entries = view.entries
         self._stored = view.stored
         self._touched: dict[str, int] = {}  # namespace → change of its count
-        self._keys = known.of(view.thread.digest, effect.counters)  # of chunks, by name
+        self._remembered = remembered
+        self._root: HeadColumns | None = None  # the head of the root namespace, as it was put
+        # Of chunks, by name.
+        self._keys = remembered.chunk_keys(view.thread.digest, effect.counters.generation)
         # Namespace → (epoch, seq, id, checksum) of the checkpoint that was put last.
         self._last: dict[str, tuple[int, int, str, bytes]] = {}
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
@@ -108,15 +93,15 @@ class Writer:
             self._put_writes(effect.writes)
         for entry in effect.entries:
             self._put_entry(entry)
-        if effect.info is not None:
-            version, projection = effect.counters.info_version, effect.info_projection
-            check = info_checksum(view.key, version, effect.info, projection)
+        if effect.metadata is not None:
+            version, projection = effect.counters.metadata_version, effect.metadata_projection
+            check = metadata_checksum(view.key, version, effect.metadata, projection)
             self._db.execute(
-                "update thread set info = ?, info_checksum = ?, info_json = ? where key = ?",
-                (effect.info, check, projection, view.key),
+                "update thread set metadata = ?, metadata_checksum = ?, metadata_json = ? where key = ?",
+                (effect.metadata, check, projection, view.key),
             )
         # 4. The row of the thread last: its counts and revision vouch for the other rows.
-        listed = bool(self._count or effect.writes or effect.info is not None) or self._has_content()
+        listed = bool(self._count or effect.writes or effect.metadata is not None) or self._has_content()
         self._put_thread(is_listed=listed)
 
     def _put_writes(self, writes: Sequence[WriteRecord]) -> None:
@@ -133,7 +118,7 @@ class Writer:
         """Tell whether a thread without checkpoints is listed: by pending writes, metadata or entries."""
         key = (self._view.key,)
         return (
-            self._view.info() is not None
+            self._view.thread_metadata() is not None
             or fetch_one(self._db, "select 1 from tally where thread = ? limit 1", key) is not None
             or fetch_one(self._db, _LISTING_ENTRY, key) is not None
         )
@@ -156,7 +141,7 @@ class Writer:
         thread, row = self._view.thread, self._effect.counters
         self._db.execute(
             "insert into thread(key, digest, tenant, listed, generation, revision, epoch, seq, checkpoints, entries, stored, created_at, "
-            "updated_at, info_version, checksum) values(?, ?, ?, 0, ?, ?, ?, ?, 0, 0, 0, ?, ?, 0, x'')",
+            "updated_at, metadata_version, checksum) values(?, ?, ?, 0, ?, ?, ?, ?, 0, 0, 0, ?, ?, 0, x'')",
             (self._view.key or None, thread.digest, escape(thread.tenant), row.generation, row.revision, row.epoch, row.seq, row.created_at, self._effect.at),
         )  # fmt: skip
         self._view.key = self._db.last_insert_rowid()
@@ -168,15 +153,19 @@ class Writer:
         fields = (
             view.key, view.thread.digest, escape(view.thread.tenant), id, int(is_listed),
             counters.generation, counters.revision, counters.epoch, counters.seq, self._count, self._entries, self._stored,
-            counters.created_at, self._effect.at, counters.info_version,
+            counters.created_at, self._effect.at, counters.metadata_version,
         )  # fmt: skip
+        check = checksum(*fields)
+        if self._root is not None:
+            row = ThreadColumns(*fields, check)
+            self._remembered.keep(view.thread.digest, ThreadRows(row, self._root))
         columns = (
             "generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
-            "entries = ?, stored = ?, created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?"
+            "entries = ?, stored = ?, created_at = ?, updated_at = ?, metadata_version = ?, checksum = ? where key = ?"
         )
         recent = self._effect.at // RECENT_US
         if is_listed and view.is_listed:  # the id stays: what is not written leaves its index alone
-            values: tuple[Any, ...] = (*fields[5:], checksum(*fields), view.key)
+            values: tuple[Any, ...] = (*fields[5:], check, view.key)
             if recent == view.updated_at // RECENT_US:
                 self._db.execute(f"update thread set {columns}", values)
             else:
@@ -184,7 +173,7 @@ class Writer:
             return
         self._db.execute(
             f"update thread set recent = ?, id = ?, listed = ?, {columns}",
-            (recent, *fields[3:], checksum(*fields), view.key),
+            (recent, *fields[3:], check, view.key),
         )
         if is_listed != view.is_listed:
             statement = (
@@ -201,7 +190,8 @@ class Writer:
         self._db.execute("delete from head where digest = ?", (self._view.thread.digest,))
         self._view.forget()
         self._db.execute(
-            "update thread set info = null, info_checksum = null, info_json = null where key = ?", (key,)
+            "update thread set metadata = null, metadata_checksum = null, metadata_json = null where key = ?",
+            (key,),
         )
         self._count = self._entries = self._stored = 0
 
@@ -242,22 +232,12 @@ class Writer:
         old = self._replaced.get((record.namespace, record.id))
         if old is not None:
             self._remove_checkpoint(old.namespace, old.id)
-        fields = (
-            escape(record.namespace), escape(record.id), None if record.parent is None else escape(record.parent),
-            None if record.run is None else escape(record.run), record.epoch, record.seq, record.step, record.source,
-            record.created_at, record.size, record.added, record.format, record.version, record.projection, self._chunk_keys(record.chunks), checksum(*record.chunks), record.body,
-        )  # fmt: skip
-        check = checksum(self._view.key, *fields)
-        self._db.execute(
-            f"insert into checkpoint(thread, {CHECKPOINT}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (self._view.key, *fields, check),
-        )
+        row = checkpoint_row(self._view.key, record, self._chunk_keys(record.chunks))
+        self._db.execute(PUT_CHECKPOINT, row)
         if old is not None:
-            self._db.execute(
-                "insert or replace into checkpoint_version values(?, ?, ?, ?)",
-                (self._view.key, *fields[:2], check),
-            )
-        self._last[record.namespace] = (*record.order, check)
+            version = "insert or replace into checkpoint_version values(?, ?, ?, ?)"
+            self._db.execute(version, (*row[:3], row[-1]))
+        self._last[record.namespace] = (*record.order, row[-1])
         self._count += 1
         self._stored += len(record.body)
         self._touched[record.namespace] = self._touched.get(record.namespace, 0) + 1
@@ -305,10 +285,12 @@ class Writer:
         else:
             self._db.execute("delete from head where digest = ? and namespace = ?", (digest, name))
             return
+        row = HeadColumns(*head, checksum(digest, name, *head))
         self._db.execute(
-            "insert or replace into head values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (digest, name, *head, checksum(digest, name, *head)),
+            "insert or replace into head values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (digest, name, *row)
         )
+        if namespace == "":
+            self._root = row
 
     def _read_newest(self, namespace: str) -> tuple[int, int, str, bytes] | None:
         newest: tuple[int, int, str, bytes] | None = fetch_one(
@@ -325,25 +307,15 @@ class Writer:
         if write.key not in view.write_checksums:
             view.write(write.key)
         old = view.write_checksums[write.key]
-        fields = (
-            escape(write.namespace), escape(write.checkpoint), escape(write.task), write.index, escape(write.channel),
-            escape(write.path), *write.rank, self._chunk_keys(write.chunks), checksum(*write.chunks), write.body,
-        )  # fmt: skip
-        check = view.write_checksums[write.key] = checksum(view.key, *fields)
-        self._db.execute(
-            f"insert or replace into write(thread, {WRITE}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (view.key, *fields, check),
-        )
+        row = write_row(view.key, write, self._chunk_keys(write.chunks))
+        check = view.write_checksums[write.key] = row[-1]
+        self._db.execute(PUT_WRITE.replace("insert", "insert or replace", 1), row)
         return old is None, xor((old, check))
 
     def _count_writes(self, namespace: str, checkpoint: str, more: int, change: int) -> None:
         count, total = (0, 0) if self._effect.everything else self._view.tally(namespace, checkpoint)
         where = (self._view.key, escape(namespace), escape(checkpoint))
-        fields = (count + more, (total ^ change).to_bytes(8))
-        self._db.execute(
-            "insert or replace into tally values(?, ?, ?, ?, ?, ?)",
-            (*where, *fields, checksum(*where, *fields)),
-        )
+        self._db.execute(PUT_TALLY, tally_row(where, count + more, total ^ change))
 
     def _put_entry(self, entry: EntryRecord) -> None:
         view = self._view

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from outlive.cli.command import argument, command, flag, option
@@ -13,6 +13,7 @@ from outlive.cli.output.escape import escape_terminal
 from outlive.errors import BadArgument
 
 if TYPE_CHECKING:
+    from outlive.adapters.langgraph.importer.classes import ClassUse
     from outlive.adapters.langgraph.importer.importer import ImportResult
 
 
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     "import-langgraph",
     argument("SOURCE_URL"),
     argument("TARGET_URL", required=False),
-    option("--type", "types", multiple=True, metavar="MODULE.CLASS", help="A class of yours that states contain; can be repeated."),
+    option("--type", "types", multiple=True, metavar="MODULE.CLASS", help="A class of yours that states contain, or the class of a state: its annotations name the others. Can be repeated."),
     option("--serde", metavar="MODULE.NAME", help="The serializer of the source, or a function that returns it."),
     option("--thread", "threads", multiple=True, metavar="THREAD", help="Only this thread; can be repeated."),
     flag("--skip", help="Leave out threads that cannot be imported, and import the others."),
     flag("--no-verify", help="Do not compare the target with the source afterwards."),
-    flag("--dry-run", help="Read and decode everything, store nothing, list all problems."),
+    flag("--dry-run", help="Read and decode everything, store nothing, list all classes and problems."),
 )  # fmt: skip
 def import_langgraph(
     call: Call,
@@ -40,7 +41,7 @@ def import_langgraph(
 ) -> None:
     """Import every thread that LangGraph's SqliteSaver or PostgresSaver has stored.
 
-    The source (sqlite:///old.db, postgresql://host/database) is only read, and may be in use. You can repeat
+    The source (old.db, sqlite:///old.db, postgresql://host/database) is only read, and may be in use. You can repeat
     the import: it skips what is there, and imports threads again that have changed. Exits with 1 when
     threads were left out.
     """
@@ -122,6 +123,10 @@ def _item(result: ImportResult) -> dict[str, object]:
         "ahead": result.ahead,
         "verified": result.verified,
         "unknown_types": list(result.unknown),
+        "classes": [
+            {"name": use.name, "values": use.values, "threads": use.threads, "is_known": use.is_known}
+            for use in result.classes
+        ],
         "problems": [
             {"thread": problem.thread, "checkpoint": problem.checkpoint, "problem": problem.sentence}
             for problem in result.problems
@@ -133,5 +138,23 @@ def _show(result: ImportResult, *, dry_run: bool) -> None:
     for problem in result.problems:
         print(escape_terminal(str(problem)))
     print(f"{'would import' if dry_run else 'imported'} {result}")
+    if result.classes:
+        _show_classes(result.classes)
     if result.unknown:
         print("name the classes: " + " ".join(f"--type {escape_terminal(name)}" for name in result.unknown))
+        print("the class of a state is enough for those that its annotations name")
+
+
+def _show_classes(uses: Sequence[ClassUse]) -> None:
+    from outlive.cli.output.table import Column, print_table
+
+    columns = (
+        Column("CLASS", is_id=True), Column("VALUES", right=True, keeps=True), Column("THREADS", right=True, keeps=True),
+        Column("", keeps=True),
+    )  # fmt: skip
+    rows = [
+        (use.name, f"{use.values:,}", f"{use.threads:,}", "known" if use.is_known else "unknown")
+        for use in uses
+    ]
+    print()
+    print_table(columns, rows)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outlive.runs.step_record import FailedTry, StepInfo
     from outlive.runs.waiting import Waiting
     from outlive.runs.worker_record import WorkerInfo
-    from outlive.values import CheckpointInfo, PendingWrite, ThreadInfo
+    from outlive.values import CheckpointInfo, Interrupt, PendingWrite, ThreadInfo
 
 USAGE_FIELDS = ("input_tokens", "output_tokens", "reasoning_tokens", "cost_usd")
 
@@ -46,11 +46,12 @@ def checkpoint_item(checkpoint: CheckpointInfo) -> dict[str, Any]:
         "metadata": to_json(dict(checkpoint.metadata)),
         "next_nodes": list(checkpoint.next_nodes),
         "completed_tasks": list(checkpoint.completed_tasks),
-        "interrupts": [
-            {"id": interrupt.id, "node": interrupt.node, "payload": to_json(interrupt.payload)}
-            for interrupt in checkpoint.interrupts
-        ],
+        "interrupts": [interrupt_item(interrupt) for interrupt in checkpoint.interrupts],
     }
+
+
+def interrupt_item(interrupt: Interrupt) -> dict[str, Any]:
+    return {"id": interrupt.id, "node": interrupt.node, "payload": to_json(interrupt.payload)}
 
 
 def write_item(write: PendingWrite) -> dict[str, Any]:

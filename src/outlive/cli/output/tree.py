@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from outlive.cli.output.graph import GraphStep
 from outlive.cli.output.ids import shorten_ids
 from outlive.cli.output.table import Column, can_draw, print_table
 from outlive.cli.output.units import format_age, format_size
@@ -88,14 +90,23 @@ def draw(page: list[CheckpointInfo], *, is_plain: bool) -> list[tuple[str, Check
 
 _COLUMNS = (
     Column("", keeps=True), Column("SEQ", right=True, keeps=True), Column("STEP", right=True, keeps=True),
-    Column("SOURCE", drops=2), Column("SIZE", right=True, drops=4),
+    Column("SOURCE", drops=2), Column("NEXT"), Column("MESSAGES", right=True, keeps=True), Column("CHANGED"),
+    Column("SIZE", right=True, drops=4),
     Column("NEW", right=True, keeps=True, drops=1), Column("RUN", drops=3),
     Column("SAVED", keeps=True, drops=5), Column("NAMESPACE"), Column("CHECKPOINT", is_id=True),
 )  # fmt: skip
 
 
-def show_checkpoints(page: list[CheckpointInfo], *, is_tree: bool = True) -> None:
-    """Print checkpoints as a tree, or as a list if they do not belong together."""
+_NO_STEP = GraphStep((), None, ())
+
+
+def show_checkpoints(
+    page: list[CheckpointInfo], steps: Mapping[CheckpointInfo, GraphStep], *, is_tree: bool = True
+) -> None:
+    """Print checkpoints as a tree, or as a list if they do not belong together.
+
+    If they are of a graph, `steps` tells what each of them did; there are no columns for sizes then.
+    """
     if not page:
         print("no checkpoints")
         return
@@ -105,13 +116,17 @@ def show_checkpoints(page: list[CheckpointInfo], *, is_tree: bool = True) -> Non
     def cells(line: str, checkpoint: CheckpointInfo | None) -> tuple[str, ...]:
         if checkpoint is None:
             return (line, *[""] * (len(_COLUMNS) - 1))
+        step = steps.get(checkpoint, _NO_STEP)
         return (
             line,
             f"@{checkpoint.seq}",
             "" if checkpoint.step is None else str(checkpoint.step),
             checkpoint.source,
-            format_size(checkpoint.state_bytes),
-            format_size(checkpoint.new_bytes),
+            join_nodes(step.next_nodes),
+            "" if step.messages is None else f"{step.messages:,}",
+            ", ".join(step.changed),
+            "" if steps else format_size(checkpoint.state_bytes),
+            "" if steps else format_size(checkpoint.new_bytes),
             runs.get(checkpoint.run or "", ""),
             format_age(checkpoint.created_at),
             checkpoint.namespace,
@@ -120,3 +135,9 @@ def show_checkpoints(page: list[CheckpointInfo], *, is_tree: bool = True) -> Non
 
     lines = draw(page, is_plain=not can_draw()) if is_tree else [("", checkpoint) for checkpoint in page]
     print_table(_COLUMNS, [cells(*line) for line in lines])
+
+
+def join_nodes(nodes: Sequence[str]) -> str:
+    """Return nodes as text; one that runs several times once, with the number."""
+    counts = {node: nodes.count(node) for node in nodes}
+    return ", ".join(node if count == 1 else f"{node} ×{count}" for node, count in counts.items())

@@ -8,7 +8,7 @@ from typing import Any
 import ormsgpack
 
 from outlive.cli.output.escape import escape_terminal
-from outlive.cli.output.opaque import OpaqueCodec, read_named, unwrap, unwrap_once
+from outlive.cli.output.opaque import SEALED, OpaqueCodec, read_named, unwrap, unwrap_once
 from outlive.format.extensions import NDARRAY, NUMPY_SCALAR, Opaque, Raw
 from outlive.format.readable import readable
 
@@ -153,7 +153,8 @@ def _scalar(value: Any, full: bool, room: int = _TEXT_LIMIT) -> str:
     if isinstance(value, Raw):
         if (array := _array(value)) is not None:
             return escape_terminal(f"{kind_of(value)} {array[0]} {'×'.join(map(str, array[1]))}".rstrip())
-        return f"extension {value.code} ({len(value.payload):,} bytes)"
+        kind = "sealed by its serializer" if value.code == SEALED else f"extension {value.code}"
+        return f"{kind} ({len(value.payload):,} bytes)"
     if isinstance(value, dt.datetime | dt.date | dt.time):
         return f"{type(value).__name__} {value.isoformat()}"
     return f"{type(value).__name__} {escape_terminal(str(value))}"

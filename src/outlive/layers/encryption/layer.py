@@ -90,8 +90,8 @@ def aad_of_entry(thread: ThreadKey, entry: EntryRecord) -> bytes:
     return ormsgpack.packb(("entry", thread.digest, escape(entry.kind), escape(entry.key)))
 
 
-def aad_of_info(thread: ThreadKey) -> bytes:
-    return ormsgpack.packb(("info", thread.digest))
+def aad_of_metadata(thread: ThreadKey) -> bytes:
+    return ormsgpack.packb(("metadata", thread.digest))
 
 
 def aad_of_chunk(thread: ThreadKey, name: bytes) -> bytes:
@@ -170,8 +170,10 @@ class Encrypted:
                 ]
             ),
             entries=tuple([self._encrypt_entry(thread, entry) for entry in commit.entries]),
-            info=None if commit.info is None else self._encrypt_bytes(aad_of_info(thread), commit.info),
-            info_projection=None,
+            metadata=None
+            if commit.metadata is None
+            else self._encrypt_bytes(aad_of_metadata(thread), commit.metadata),
+            metadata_projection=None,
         )
 
     def _encrypt_bytes(self, aad: bytes, data: bytes) -> bytes:
@@ -326,10 +328,10 @@ class Encrypted:
 
     def _decrypt_row(self, thread: ThreadKey, row: ThreadRecord) -> ThreadRecord:
         if not self.has_key:  # what needs no key is listed all the same
-            return replace(row, info=None, head=None)
-        info = None if row.info is None else self._decrypt(aad_of_info(thread), row.info)
+            return replace(row, metadata=None, head=None)
+        metadata = None if row.metadata is None else self._decrypt(aad_of_metadata(thread), row.metadata)
         head = None if row.head is None else self._decrypt_checkpoint(thread, row.head)
-        return replace(row, info=info, head=head)
+        return replace(row, metadata=metadata, head=head)
 
     async def inventory(self, thread: ThreadKey, *, timeout_s: float | None = None) -> Inventory:
         return await self.inner.inventory(thread, timeout_s=timeout_s)

@@ -43,7 +43,7 @@ from outlive.layers.encryption.layer import (
     aad_of_checkpoint,
     aad_of_chunk,
     aad_of_entry,
-    aad_of_info,
+    aad_of_metadata,
     aad_of_write,
     current_naming_key,
 )
@@ -164,10 +164,10 @@ class Rotation:
 
         await retry_stale(thread.id, attempt, attempts=_TRIES)
         await self._writes(thread)
-        if row.info is not None:
-            info = self._reencrypted(aad_of_info(thread), row.info, thread, "metadata")
-            if info is not None:
-                await self._exchange(thread, ReencryptedBodies(info=(row.info, info)))
+        if row.metadata is not None:
+            metadata = self._reencrypted(aad_of_metadata(thread), row.metadata, thread, "metadata")
+            if metadata is not None:
+                await self._exchange(thread, ReencryptedBodies(metadata=(row.metadata, metadata)))
                 self.done.infos += 1
 
     async def _exchange(self, thread: ThreadKey, bodies: ReencryptedBodies) -> None:

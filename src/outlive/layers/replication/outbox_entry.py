@@ -43,7 +43,7 @@ class ChangeSet:
     # Those of them that were removed, with the rank up to which they are.
     removed: dict[tuple[str, str], Rank] = field(default_factory=dict)
     rewritten: set[CheckpointKey] = field(default_factory=set)
-    info: bool = False
+    metadata: bool = False
     deleted: bool = False  # something was deleted
     erased: bool = False  # and no byte of it may stay
     everything: bool = False  # all that the thread has
@@ -58,7 +58,7 @@ class ChangeSet:
         for name, rank in other.removed.items():
             self.removed[name] = max(rank, self.removed.get(name, ABSENT))
         self.rewritten |= other.rewritten
-        self.info |= other.info
+        self.metadata |= other.metadata
         self.deleted |= other.deleted
         self.erased |= other.erased
         self.everything |= other.everything
@@ -67,7 +67,7 @@ class ChangeSet:
 
     def __bool__(self) -> bool:
         sets = (self.checkpoints, self.written, self.entries, self.rewritten)
-        return any(sets) or self.info or self.deleted or self.everything
+        return any(sets) or self.metadata or self.deleted or self.everything
 
 
 def changes_of(commit: Commit) -> ChangeSet:
@@ -91,7 +91,7 @@ def changes_of(commit: Commit) -> ChangeSet:
             if entry.gone and entry.kind in REPLICATED
         },
         rewritten={record.key for record in commit.rewrites},
-        info=commit.info is not None,
+        metadata=commit.metadata is not None,
         deleted=removal is not None,
         erased=removal is not None and removal.erase,
         size=size + sum(len(entry.body or b"") for entry in commit.entries),
@@ -100,7 +100,7 @@ def changes_of(commit: Commit) -> ChangeSet:
 
 def outbox_entry(key: str, changes: ChangeSet, epoch: int | None) -> EntryRecord:
     """Return the entry that names changes; with an epoch in strict mode."""
-    flags = (changes.info, changes.deleted, changes.erased, changes.everything, changes.moved)
+    flags = (changes.metadata, changes.deleted, changes.erased, changes.everything, changes.moved)
     sets = (changes.checkpoints, changes.written, changes.entries, changes.rewritten)
     names = [[[escape(first), escape(second)] for first, second in sorted(pairs)] for pairs in sets]
     removed = [[escape(kind), escape(name), list(rank)] for (kind, name), rank in changes.removed.items()]
@@ -113,7 +113,7 @@ def changes_in(entry: EntryRecord) -> ChangeSet:
     """
     try:
         size, flags, names, epoch, ranks = ormsgpack.unpackb(entry.body or b"")
-        info, deleted, erased, everything, moved = flags
+        metadata, deleted, erased, everything, moved = flags
         checkpoints, written, entries, rewritten = (
             {(unescape(first), unescape(second)) for first, second in pairs} for pairs in names
         )
@@ -129,7 +129,7 @@ def changes_in(entry: EntryRecord) -> ChangeSet:
         entries,
         removed,
         rewritten,
-        info,
+        metadata,
         deleted,
         erased,
         everything,

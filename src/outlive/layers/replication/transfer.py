@@ -56,7 +56,11 @@ IsNamed = Callable[[bytes, bytes], bool]  # (name, bytes): whether that is the n
 
 def replica_of(done: Commit, receipt: Receipt, epoch: int) -> Commit | None:
     """Return a commit for the other store; None when it must be read from the store itself."""
-    if done.removal is not None or done.rewrites or (done.info is not None and done.info_version is None):
+    if (
+        done.removal is not None
+        or done.rewrites
+        or (done.metadata is not None and done.metadata_version is None)
+    ):
         return None
     leases = {(entry.kind, entry.key): entry.lease_s for entry in done.entries}
     entries = [
@@ -64,16 +68,16 @@ def replica_of(done: Commit, receipt: Receipt, epoch: int) -> Commit | None:
         for entry in receipt.entries
         if entry.kind in REPLICATED
     ]
-    version = None if done.info_version is None else done.info_version + (not done.merge)
+    version = None if done.metadata_version is None else done.metadata_version + (not done.merge)
     return Commit(
         done.thread,
         checkpoints=receipt.checkpoints,
         chunks=done.chunks,
         writes=receipt.writes,
         entries=tuple(entries),
-        info=done.info,
-        info_projection=done.info_projection,
-        info_version=version,
+        metadata=done.metadata,
+        metadata_projection=done.metadata_projection,
+        metadata_version=version,
         merge=True,
         strict=True,
         requires_next_seq=not done.merge,
@@ -153,12 +157,12 @@ class Replicator:
             epoch=epoch,
             timeout_s=self.timeout_s,
         )
-        if changes.info or changes.everything:
+        if changes.metadata or changes.everything:
             row = await thread_record(self.source, key, timeout_s=self.timeout_s)
-            if row is not None and row.info is not None:
-                merge.info, merge.info_projection = row.info, row.info_projection
-                merge.info_version = row.info_version
-        has_rows = merge.checkpoints or merge.writes or merge.entries or merge.info is not None
+            if row is not None and row.metadata is not None:
+                merge.metadata, merge.metadata_projection = row.metadata, row.metadata_projection
+                merge.metadata_version = row.metadata_version
+        has_rows = merge.checkpoints or merge.writes or merge.entries or merge.metadata is not None
         # A thread that only moved to another epoch moves in the target too, by a commit without
         # rows.
         return await self.with_chunks(merge) if has_rows or changes.moved else None

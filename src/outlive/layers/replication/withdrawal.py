@@ -85,9 +85,9 @@ class Withdrawal:
             revision=seen.revision,
             timeout_s=self.timeout_s,
         )
-        if changes.info:
+        if changes.metadata:
             await self._add_info(key, withdrawing)
-        if not (orphans or records or withdrawing.entries or withdrawing.info is not None):
+        if not (orphans or records or withdrawing.entries or withdrawing.metadata is not None):
             return None
         return await self.replicator.with_chunks(withdrawing)
 
@@ -127,11 +127,14 @@ class Withdrawal:
             await thread_record(self.left, key, timeout_s=self.timeout_s),
             await thread_record(self.leading, key, timeout_s=self.timeout_s),
         )
-        if left is None or leading is None or leading.info is None:
+        if left is None or leading is None or leading.metadata is None:
             return
-        if (left.info_version, left.info) > (leading.info_version, leading.info):
-            withdrawing.info, withdrawing.info_projection = leading.info, leading.info_projection
-            withdrawing.info_version = leading.info_version
+        if (left.metadata_version, left.metadata) > (leading.metadata_version, leading.metadata):
+            withdrawing.metadata, withdrawing.metadata_projection = (
+                leading.metadata,
+                leading.metadata_projection,
+            )
+            withdrawing.metadata_version = leading.metadata_version
 
 
 def _age(record: CheckpointRecord) -> tuple[int, int, int]:

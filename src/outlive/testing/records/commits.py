@@ -24,7 +24,7 @@ STALE: dict[str, dict[str, Any]] = {
     "fence of a run that is gone": {"fence": Fence("run", "gone", 0, 1)},
     "generation": {"generation": 12345},
     "expectation of an empty thread": {"expect_empty": True},
-    "version of the metadata": {"info": b"info", "info_version": 17},
+    "version of the metadata": {"metadata": b"metadata", "metadata_version": 17},
     "expectation of an entry": {"entries": (EntryRecord("run", "run", fence=9, expect=(0, 1, 0)),)},
     "removal": {"removal": Removal(everything=True)},
 }
@@ -107,7 +107,7 @@ class CommitContract(Contract):
             chunks=(ONE, TWO),
             writes=(write("a", "task"),),
             entries=(EntryRecord("step", "n", b"body", status="open"),),
-            info=b"info",
+            metadata=b"metadata",
         )
         dump = await probe.dump()
         assert dump["records"] == list(receipt.checkpoints)
@@ -119,7 +119,11 @@ class CommitContract(Contract):
             == list(receipt.entries)
             == [EntryRecord("step", "n", b"body", status="open")]
         )
-        assert (dump["row"].info, dump["row"].info_version, dump["row"].checkpoints) == (b"info", 1, 1)
+        assert (dump["row"].metadata, dump["row"].metadata_version, dump["row"].checkpoints) == (
+            b"metadata",
+            1,
+            1,
+        )
         assert dump["row"].head == receipt.checkpoints[0]
 
     async def test_every_commit_raises_the_revision_by_one(self, probe: Probe) -> None:
@@ -127,7 +131,7 @@ class CommitContract(Contract):
             await probe.commit(draft("a")),
             await probe.commit(chunks=(ONE,)),
             await probe.commit(writes=(write("a", "task"),)),
-            await probe.commit(info=b"info"),
+            await probe.commit(metadata=b"metadata"),
             await probe.commit(removal=Removal(checkpoints=(("", "a"),))),
         ]
         assert [receipt.revision for receipt in receipts] == [1, 2, 3, 4, 5]
@@ -135,11 +139,11 @@ class CommitContract(Contract):
 
     async def test_empty_bodies_chunks_and_metadata_are_kept(self, probe: Probe) -> None:
         nothing = (b"\0" * 16, b"")
-        await probe.commit(draft("a", nothing[0], body=b""), chunks=(nothing,), info=b"")
+        await probe.commit(draft("a", nothing[0], body=b""), chunks=(nothing,), metadata=b"")
         reading = await probe.backend.read(probe.thread, "")
         row = await probe.row()
         assert reading.record is not None and row is not None
-        assert (reading.record.body, reading.chunks, row.info) == (b"", dict((nothing,)), b"")
+        assert (reading.record.body, reading.chunks, row.metadata) == (b"", dict((nothing,)), b"")
 
     async def test_a_chunk_of_a_megabyte_and_many_chunks_are_kept(self, probe: Probe) -> None:
         chunks = [chunk(f"chunk {number} ", 200) for number in range(300)] + [chunk("large ", 1 << 20)]
@@ -176,7 +180,7 @@ class CommitContract(Contract):
         for what, stale in STALE.items():
             case = probe.of(what)
             stored = await case.save("a", ONE)
-            await case.commit(draft("b"), entries=(running,), info=b"old")
+            await case.commit(draft("b"), entries=(running,), metadata=b"old")
             before = await case.dump()
             receipt = await case.commit(draft("a"), chunks=(TWO,), writes=(write("a", "task"),), **stale)
             assert receipt.existing == stored, what
@@ -214,7 +218,7 @@ class CommitContract(Contract):
             pytest.skip("this backend keeps nothing when it is closed")
         probe = await trial.probe()
         await probe.commit(
-            draft("a", ONE[0]), chunks=(ONE, TWO), writes=(write("a", "task"),), info=b"info",
+            draft("a", ONE[0]), chunks=(ONE, TWO), writes=(write("a", "task"),), metadata=b"metadata",
             entries=(EntryRecord("step", "n", b"body"),),
         )  # fmt: skip
         await probe.commit(draft("b"), removal=Removal(chunks=(TWO[0],), chunks_until=1))

@@ -148,7 +148,7 @@ class DeletionContract(Contract):
 
     async def test_removing_a_thread_leaves_nothing_of_it(self, probe: Probe) -> None:
         await probe.commit(
-            draft("a", ONE[0]), draft("b", namespace="sub"), chunks=(ONE, TWO), info=b"info",
+            draft("a", ONE[0]), draft("b", namespace="sub"), chunks=(ONE, TWO), metadata=b"metadata",
             writes=(write("a", "task"), write("none", "task")), entries=(EntryRecord("run", "r"), EntryRecord("step", "n")),
         )  # fmt: skip
         await probe.of("another").save("a", ONE)
@@ -166,12 +166,15 @@ class DeletionContract(Contract):
 
     async def test_a_thread_made_again_has_nothing_of_the_old_one(self, probe: Probe) -> None:
         await probe.commit(
-            draft("a", ONE[0]), chunks=(ONE,), info=b"info", entries=(EntryRecord("step", "n", fence=9),)
+            draft("a", ONE[0]),
+            chunks=(ONE,),
+            metadata=b"metadata",
+            entries=(EntryRecord("step", "n", fence=9),),
         )
         await probe.commit(removal=Removal(everything=True))
         await probe.commit(draft("a", TWO[0]), chunks=(TWO,), entries=(EntryRecord("step", "n", fence=1),))
         dump = await probe.dump()
-        assert (dump["data"], dump["row"].info, dump["row"].checkpoints) == (dict((TWO,)), None, 1)
+        assert (dump["data"], dump["row"].metadata, dump["row"].checkpoints) == (dict((TWO,)), None, 1)
         assert [entry.fence for entry in dump["entries"]["step"]] == [1]
 
     async def test_one_commit_may_remove_everything_and_start_again(self, probe: Probe) -> None:
@@ -207,7 +210,7 @@ class DeletionContract(Contract):
         assert not await changed(draft("c"))
         assert not await changed(draft("d", ONE[0]), generation=await probe.generation())
         assert not await changed(chunks=(ONE, THREE), writes=(write("a", "task"),))
-        assert not await changed(entries=(EntryRecord("step", "n"),), info=b"info")
+        assert not await changed(entries=(EntryRecord("step", "n"),), metadata=b"metadata")
         assert not await changed(entries=(EntryRecord("step", "n", gone=True),))
         assert await changed(removal=Removal(checkpoints=(("", "a"),)))
         assert await changed(removal=Removal(chunks=(TWO[0],), chunks_until=1 << 40))
@@ -322,7 +325,7 @@ class DeletionContract(Contract):
             writes=(write("a", "task", 0, b"old"), write("a", "task", -1, b"old")),
             entries=(lease,),
         )
-        await probe.commit(info=b"old")
+        await probe.commit(metadata=b"old")
         (note,), row = await probe.entries("run"), await probe.row()
         writes = await probe.backend.writes(probe.thread, None)
         assert row is not None
@@ -337,7 +340,11 @@ class DeletionContract(Contract):
         assert await probe.entries("run") == [replace(note, body=b"new")]
         now = await probe.row()
         assert now is not None
-        assert (now.info, now.info_version, now.generation) == (b"new", row.info_version, row.generation)
+        assert (now.metadata, now.metadata_version, now.generation) == (
+            b"new",
+            row.metadata_version,
+            row.generation,
+        )
         assert await probe.backend.audit(probe.thread) == []
 
     async def test_what_was_changed_since_it_was_read_is_not_encrypted_again(self, probe: Probe) -> None:
@@ -345,7 +352,7 @@ class DeletionContract(Contract):
             draft("a"),
             writes=(write("a", "task", -1, b"second"),),
             entries=(EntryRecord("run", "r", b"second"),),
-            info=b"second",
+            metadata=b"second",
         )
         first = EntryRecord("run", "r", b"first")
         gone = write("a", "other", 0, b"first")
@@ -358,7 +365,7 @@ class DeletionContract(Contract):
         assert [record.body for record in await probe.entries("run")] == [b"second"]
         row = await probe.row()
         assert row is not None
-        assert row.info == b"second"
+        assert row.metadata == b"second"
 
     async def test_a_thread_goes_only_when_nothing_at_all_was_committed_since(self, probe: Probe) -> None:
         await probe.commit(draft("a"))

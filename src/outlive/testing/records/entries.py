@@ -44,7 +44,12 @@ class EntryContract(Contract):
         before = await probe.dump()
         for kind in ("note", "", "Run", "run\0", "\ud800", "kind " * 200):
             stray = EntryRecord(kind, "k", b"body")
-            for fields in ({}, {"merge": True}, {"info": b"info"}, {"fence": Fence("run", "r", 0, 1)}):
+            for fields in (
+                {},
+                {"merge": True},
+                {"metadata": b"metadata"},
+                {"fence": Fence("run", "r", 0, 1)},
+            ):
                 with expected(BadArgument, f"{kind[:20]!r} with {fields}"):
                     await probe.commit(draft("b"), entries=(EntryRecord("step", "s"), stray), **fields)
         renewal = Commit(
@@ -239,9 +244,9 @@ class EntryContract(Contract):
         for thread in (None, probe.thread):
             assert await _keys(probe, "lock", lapsed=False, thread=thread) == ["f0", "f1"]
         for taken in (EntryRecord("lock", "f0", b"x", fence=2), EntryRecord("lock", "f0", gone=True)):
-            for info in (None, b"decided by the client"):
+            for metadata in (None, b"decided by the client"):
                 with pytest.raises(EntryHeld):
-                    await probe.commit(entries=(replace(taken, expect_lapsed=True),), info=info)
+                    await probe.commit(entries=(replace(taken, expect_lapsed=True),), metadata=metadata)
         await probe.commit(entries=(EntryRecord("lock", "p0", expect_lapsed=True, gone=True),))
         assert await _keys(probe, "lock") == ["f0", "f1", "p1"]
 
@@ -250,8 +255,8 @@ class EntryContract(Contract):
         (record,) = (await probe.commit(draft("a"))).checkpoints
         hour = EntryRecord("lock", "hour", b"a", lease_s=3600, clock=WALL)
         moment = EntryRecord("lock", "moment", b"a", lease_s=0.05, clock=WALL)
-        for info in (None, b"decided by the client"):
-            receipt = await probe.commit(entries=(hour, moment), info=info)
+        for metadata in (None, b"decided by the client"):
+            receipt = await probe.commit(entries=(hour, moment), metadata=metadata)
             assert [entry.clock for entry in receipt.entries] == [WALL, WALL]
             assert await probe.entries("lock") == list(receipt.entries)
             left_s = (receipt.entries[0].until - record.created_at) / 1e6
@@ -335,7 +340,7 @@ class EntryContract(Contract):
             row = await other.row()
             assert (row is not None) == kind.lists, kind.name
             if row is not None:
-                assert (row.checkpoints, row.head, row.info) == (0, None, None)
+                assert (row.checkpoints, row.head, row.metadata) == (0, None, None)
             assert await probe.backend.audit(other.thread) == []
         listing = sorted(kind.name for kind in kinds if kind.lists)
         newest = ThreadQuery("", newest=True)

@@ -46,8 +46,8 @@ FAILING: dict[str, tuple[Fields, type[OutliveError]]] = {
     "the fence of no run": (lambda now: {"fence": Fence("run", "nobody", 0, 0)}, LeaseLost),
     "the fence of another kind": (lambda now: {"fence": Fence("lock", "run", 1, 3)}, LeaseLost),
     "an epoch that has passed": (lambda now: {"epoch": EPOCH - 1}, EpochPassed),
-    "an older version of the metadata": (lambda now: {"info_version": 0}, MetadataMoved),
-    "a newer version of the metadata": (lambda now: {"info_version": 2}, MetadataMoved),
+    "an older version of the metadata": (lambda now: {"metadata_version": 0}, MetadataMoved),
+    "a newer version of the metadata": (lambda now: {"metadata_version": 2}, MetadataMoved),
     "another rank of an entry": (lambda now: _entry("held", expect=(0, 4, 0)), EntryHeld),
     "the absence of an entry": (lambda now: _entry("held", expect=ABSENT), EntryHeld),
     "the presence of an entry": (lambda now: _entry("absent", expect=(0, 1, 0)), EntryHeld),
@@ -65,7 +65,7 @@ HOLDING: dict[str, Fields] = {
     "the epoch": lambda now: {"epoch": EPOCH},
     "a later epoch": lambda now: {"epoch": EPOCH + 1},
     "no epoch": lambda now: {"epoch": None},
-    "the version of the metadata": lambda now: {"info_version": 1},
+    "the version of the metadata": lambda now: {"metadata_version": 1},
     "the rank of an entry": lambda now: _entry("held", expect=(0, 5, 0)),
     "the absence of an entry": lambda now: _entry("absent", expect=ABSENT, expect_lapsed=True),
     "a lapsed lease": lambda now: _entry("lapsed", expect_lapsed=True),
@@ -76,7 +76,7 @@ ON_NOTHING: dict[str, tuple[dict[str, Any], type[OutliveError]]] = {
     "a generation": ({"generation": 0}, StaleBase),
     "a head": ({"expect_head": ("", "a")}, HeadMoved),
     "a fence": ({"fence": Fence("run", "run", 0, 1)}, LeaseLost),
-    "a version of the metadata": ({"info_version": 1}, MetadataMoved),
+    "a version of the metadata": ({"metadata_version": 1}, MetadataMoved),
     "an entry": (_entry("lock", expect=(0, 1, 0)), EntryHeld),
     "a chunk": ({"writes": (write("a", "t", chunks=(ONE[0],)),)}, StaleBase),
 }
@@ -95,7 +95,7 @@ async def _furnish(probe: Probe) -> None:
             EntryRecord("lock", "held", b"theirs", fence=5, lease_s=3600),
             EntryRecord("lock", "lapsed", b"theirs", fence=5, lease_s=0),
         ),
-        info=b"info",
+        metadata=b"metadata",
     )
 
 
@@ -104,7 +104,7 @@ def _everything(**expectation: Any) -> dict[str, Any]:
     writes = (write("b", "late"), write("b", "task", -1, body=b"overwritten"))
     plain: dict[str, Any] = {
         "chunks": (NEW, ONE),
-        "info": b"other",
+        "metadata": b"other",
         "removal": Removal(checkpoints=(("", "a"),), chunks=(TWO[0],), chunks_until=1 << 40),
     }
     return {
@@ -141,7 +141,7 @@ class ExpectationContract(Contract):
             assert dump["data"] == dict((ONE, NEW))
             assert [pending.body for pending in dump["writes"]] == [b"value", b"overwritten", b"first"]
             assert dump["entries"]["step"] == [EntryRecord("step", "n", b"step")]
-            assert (dump["row"].info, dump["row"].info_version) == (b"other", 2)
+            assert (dump["row"].metadata, dump["row"].metadata_version) == (b"other", 2)
 
     async def test_a_refused_commit_does_not_make_a_thread(self, probe: Probe) -> None:
         for what, (fields, error) in ON_NOTHING.items():
@@ -154,7 +154,7 @@ class ExpectationContract(Contract):
 
     async def test_a_thread_without_a_checkpoint_is_empty(self, probe: Probe) -> None:
         await probe.commit(
-            writes=(write("later", "task"),), entries=(EntryRecord("step", "n"),), info=b"info"
+            writes=(write("later", "task"),), entries=(EntryRecord("step", "n"),), metadata=b"metadata"
         )
         await probe.commit(draft("a"), expect_empty=True)
         await probe.commit(removal=Removal(checkpoints=(("", "a"),)))
@@ -168,7 +168,9 @@ class ExpectationContract(Contract):
         await probe.commit(removal=Removal(everything=True))
         with pytest.raises(StaleBase):
             await probe.commit(draft("b", ONE[0]), generation=generation)
-        await probe.commit(draft("b"), expect_empty=True, expect_head=("", None), info=b"new", info_version=0)
+        await probe.commit(
+            draft("b"), expect_empty=True, expect_head=("", None), metadata=b"new", metadata_version=0
+        )
 
     async def test_refusals_say_what_is_there_instead(self, probe: Probe) -> None:
         await _furnish(probe)
@@ -191,7 +193,7 @@ class ExpectationContract(Contract):
         with pytest.raises(LeaseLost):
             await probe.commit(
                 draft("c"), fence=Fence("run", "run", 1, 2), generation=1, expect_head=("", "a"), expect_empty=True,
-                info_version=9, epoch=1,
+                metadata_version=9, epoch=1,
             )  # fmt: skip
 
     async def test_a_repeated_replacement_does_not_fail_its_own_compare_and_set(self, probe: Probe) -> None:
@@ -226,7 +228,7 @@ class ExpectationContract(Contract):
                 Commit(probe.thread, (draft("a"),)),
                 Commit(probe.thread, (draft("d"),), expect_head=("", "b")),
                 Commit(other.thread, rewrites=(draft("gone"),)),
-                Commit(other.thread, (draft("z"),), info=b"info"),
+                Commit(other.thread, (draft("z"),), metadata=b"metadata"),
             ]
         )
         kinds = [type(result).__name__ for result in results]
@@ -273,8 +275,8 @@ class ExpectationContract(Contract):
 
     async def test_of_many_who_change_one_version_of_the_metadata_one_wins(self, trial: Trial) -> None:
         probe = await trial.probe()
-        works = [lambda n=n: probe.commit(info=b"%d" % n, info_version=0) for n in range(6)]
+        works = [lambda n=n: probe.commit(metadata=b"%d" % n, metadata_version=0) for n in range(6)]
         results = await trial.together(*works)
         assert sum(isinstance(result, MetadataMoved) for result in results) == 5
         row = await probe.row()
-        assert row is not None and row.info_version == 1
+        assert row is not None and row.metadata_version == 1

@@ -31,7 +31,7 @@ FIRST_CALLS: dict[str, FirstCall] = {
     "replace": lambda probe: probe.commit(draft("a"), replace=True),
     "write": lambda probe: probe.commit(writes=(write("a", "task"),)),
     "control write": lambda probe: probe.commit(writes=(write("a", "task", -1),)),
-    "metadata": lambda probe: probe.commit(info=b"info"),
+    "metadata": lambda probe: probe.commit(metadata=b"metadata"),
     "entry": lambda probe: probe.commit(entries=(EntryRecord("run", "r", b"body", "running", lease_s=60),)),
     "entry without status": lambda probe: probe.commit(entries=(EntryRecord("lock", "l", b"body"),)),
     "entry that goes": lambda probe: probe.commit(entries=(EntryRecord("run", "r", gone=True),)),
@@ -42,7 +42,7 @@ FIRST_CALLS: dict[str, FirstCall] = {
     "merged entry": lambda probe: probe.commit(
         entries=(EntryRecord("run", "r", b"b", "completed"),), merge=True
     ),
-    "merged metadata": lambda probe: probe.commit(info=b"info", info_version=3, merge=True),
+    "merged metadata": lambda probe: probe.commit(metadata=b"metadata", metadata_version=3, merge=True),
     "read": lambda probe: probe.dump(),
     "list": lambda probe: probe.backend.threads(ThreadQuery(probe.thread.tenant)),
 }
@@ -54,7 +54,7 @@ NEXT_CALLS: dict[str, FirstCall] = {
     "other status": lambda probe: probe.commit(
         entries=(EntryRecord("run", "q", b"body", "completed", revision=1),)
     ),
-    "metadata": lambda probe: probe.commit(info=b"other"),
+    "metadata": lambda probe: probe.commit(metadata=b"other"),
     "remove": lambda probe: probe.commit(removal=Removal(checkpoints=(("", "b"), ("", "a")))),
     "delete": lambda probe: probe.commit(removal=Removal(everything=True)),
 }
@@ -84,7 +84,7 @@ async def agrees(probe: Probe, after: str) -> None:
     row = await probe.row()
     kept = [await probe.entries(kind) for kind in ("run", "lock")]
     holds = bool(await probe.records() or await probe.backend.writes(probe.thread, None) or any(kept))
-    assert (row is not None) == (holds or (row is not None and row.info is not None)), (
+    assert (row is not None) == (holds or (row is not None and row.metadata is not None)), (
         f"asked by id after {after}"
     )
     listed = await probe.backend.threads(ThreadQuery(probe.thread.tenant))

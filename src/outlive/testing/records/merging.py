@@ -29,7 +29,7 @@ async def _merged(probe: Probe, commits: Sequence[dict[str, Any]]) -> dict[str, 
     row = dump.pop("row")
     for local in ("generation", "revision", "inventory"):  # these count in one store alone
         del dump[local]
-    return {**dump, "info": None if row is None else (row.info, row.info_version)}
+    return {**dump, "metadata": None if row is None else (row.metadata, row.metadata_version)}
 
 
 async def _agrees(probe: Probe, commits: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -128,24 +128,24 @@ class MergeContract(Contract):
         assert await probe.backend.audit(probe.thread) == []
 
     async def test_the_greater_version_of_the_metadata_wins(self, probe: Probe) -> None:
-        commits = [{"info": b"a", "info_version": 2}, {"info": b"c", "info_version": 1}]
-        merged = await _agrees(probe, [*commits, {"info": b"b", "info_version": 2}])
-        assert merged["info"] == (b"b", 2)
+        commits = [{"metadata": b"a", "metadata_version": 2}, {"metadata": b"c", "metadata_version": 1}]
+        merged = await _agrees(probe, [*commits, {"metadata": b"b", "metadata_version": 2}])
+        assert merged["metadata"] == (b"b", 2)
 
     async def test_a_merge_expects_nothing_and_keeps_what_is_here(self, probe: Probe) -> None:
         await probe.commit(
-            draft("a"), entries=(EntryRecord("run", "r", b"here", fence=9),), info=b"here", epoch=4,
+            draft("a"), entries=(EntryRecord("run", "r", b"here", fence=9),), metadata=b"here", epoch=4,
             writes=(write("a", "task", -1, b"here", rank=(4, 1, 1)),),
         )  # fmt: skip
         await probe.commit(
-            _foreign("old", 1), merge=True, epoch=1, info=b"there", info_version=0,
+            _foreign("old", 1), merge=True, epoch=1, metadata=b"there", metadata_version=0,
             entries=(EntryRecord("run", "r", b"there", fence=2, expect=(0, 1, 0), expect_lapsed=True),),
             writes=(write("a", "task", -1, b"there", rank=(1, 1, 1)),),
         )  # fmt: skip
         dump = await probe.dump()
         assert [record.id for record in dump["records"]] == ["a", "old"]
         assert [kept.body for kept in (*dump["entries"]["run"], *dump["writes"])] == [b"here", b"here"]
-        assert (dump["row"].info, dump["row"].epoch) == (b"here", 4)
+        assert (dump["row"].metadata, dump["row"].epoch) == (b"here", 4)
 
     async def test_a_save_that_was_repeated_after_a_failover_counts_in_the_later_epoch(
         self, probe: Probe
@@ -178,7 +178,7 @@ class MergeContract(Contract):
 
     async def test_a_merge_that_overrules_replaces_what_is_here(self, probe: Probe) -> None:
         for n in (0, 1):
-            await probe.commit(draft("a", body=b"%d" % n), replace=True, info=b"%d" % n)
+            await probe.commit(draft("a", body=b"%d" % n), replace=True, metadata=b"%d" % n)
         await probe.commit(
             draft("orphan", ONE[0]), chunks=(ONE,), writes=(write("orphan", "task"),),
             entries=(EntryRecord("run", "r", b"here", "running", fence=9), EntryRecord("run", "alone", b"x", fence=1)),
@@ -192,8 +192,8 @@ class MergeContract(Contract):
                 EntryRecord("run", "r", b"line", "running", fence=2),
                 EntryRecord("run", "alone", gone=True),
             ),
-            info=b"line",
-            info_version=1,
+            metadata=b"line",
+            metadata_version=1,
             removal=Removal(checkpoints=(("", "orphan"),)),
             merge=True,
             overrules=True,
@@ -207,7 +207,7 @@ class MergeContract(Contract):
         assert [(entry.key, entry.body, entry.fence) for entry in dump["entries"]["run"]] == [
             ("r", b"line", 2)
         ]
-        assert (dump["row"].info, dump["row"].info_version, dump["row"].epoch) == (b"line", 1, 3)
+        assert (dump["row"].metadata, dump["row"].metadata_version, dump["row"].epoch) == (b"line", 1, 3)
         assert dump["writes"] == []
         assert await probe.backend.audit(probe.thread) == []
         with pytest.raises(StaleBase):  # somebody has written to it since it was read

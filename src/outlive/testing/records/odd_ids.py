@@ -83,8 +83,8 @@ class IdContract(Contract):
 
     async def test_any_text_is_found_again_by_another_handle_and_by_prefix(self, probe: Probe) -> None:
         for id in IDS:
-            await probe.of(id).commit(info=id.encode("utf-8", "surrogatepass"))
+            await probe.of(id).commit(metadata=id.encode("utf-8", "surrogatepass"))
         for id in IDS:
             rows = await probe.backend.threads(ThreadQuery("", prefix=id, limit=1))
             assert [row.id for row in rows] == [id]
-            assert rows[0].info == id.encode("utf-8", "surrogatepass")
+            assert rows[0].metadata == id.encode("utf-8", "surrogatepass")

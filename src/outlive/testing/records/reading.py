@@ -229,12 +229,12 @@ class ReadingContract(Contract):
     async def test_sharing_with_a_thread_that_has_content_leaves_that_alone(self, probe: Probe) -> None:
         target = probe.of("target")
         await probe.save("a", ONE)
-        await target.commit(draft("x", TWO[0], body=b"12345"), chunks=(TWO,), info=b"info")
+        await target.commit(draft("x", TWO[0], body=b"12345"), chunks=(TWO,), metadata=b"metadata")
         records = await target.records()
         for _ in range(2):
             await probe.backend.share(probe.thread, target.thread, [ONE[0]])
         row = await target.row()
-        assert row is not None and (row.checkpoints, row.info, row.stored) == (1, b"info", 305)
+        assert row is not None and (row.checkpoints, row.metadata, row.stored) == (1, b"metadata", 305)
         assert await target.records() == records
         assert await target.backend.audit(target.thread) == []
 

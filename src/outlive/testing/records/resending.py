@@ -25,7 +25,7 @@ class ResendingContract(Contract):
         commits = {
             "a claim": Commit(thread, entries=(claim,)),
             "a control write": Commit(thread, writes=(write("a", "task", -1, b"value"),)),
-            "metadata": Commit(thread, info=b"info", info_version=0),
+            "metadata": Commit(thread, metadata=b"metadata", metadata_version=0),
             "chunks": Commit(thread, chunks=(ONE,)),
             "a checkpoint and a claim": Commit(thread, (draft("b"),), entries=(claim,)),
             "a removal": Commit(thread, removal=Removal(checkpoints=(("", "a"),))),

@@ -68,7 +68,7 @@ class ThreadContract(Contract):
         await trial.sleep(1.1)  # an index may be by the second
         for id in ("7", "2", "7"):
             await probe.of(id).save(f"later {id}", (b"%16d" % len(id), b"data")) if id == "2" else None
-            await probe.of(id).commit(info=b"later")
+            await probe.of(id).commit(metadata=b"later")
         expected_ids = ["7", "2", "3", "8", "6", "4", "1", "0"]
         rows = await probe.backend.threads(ThreadQuery("", newest=True))
         assert [row.id for row in rows] == expected_ids
@@ -114,22 +114,24 @@ class ThreadContract(Contract):
 
     async def test_a_row_tells_what_the_thread_holds(self, probe: Probe) -> None:
         first = await probe.save("a", ONE, body=b"12345")
-        await probe.commit(draft("b", body=b"123"), draft("s", namespace="sub", body=b"1"), info=b"info")
+        await probe.commit(
+            draft("b", body=b"123"), draft("s", namespace="sub", body=b"1"), metadata=b"metadata"
+        )
         row = await probe.row()
         inventory = await probe.backend.inventory(probe.thread)
         assert row is not None and row.head is not None
         assert (row.id, row.checkpoints, row.stored, row.seq, row.epoch) == ("thread", 3, 109, 3, 0)
         assert (row.generation, row.revision) == (inventory.generation, inventory.revision)
-        assert (row.info, row.info_version, row.head.id) == (b"info", 1, "b")
+        assert (row.metadata, row.metadata_version, row.head.id) == (b"metadata", 1, "b")
         assert abs(row.created_at - first.created_at) < 60_000_000
         assert row.updated_at >= row.created_at
 
     async def test_metadata_counts_its_versions_and_stays_until_it_is_changed(self, probe: Probe) -> None:
-        await probe.commit(info=b"one", info_version=0)
+        await probe.commit(metadata=b"one", metadata_version=0)
         await probe.commit(draft("a"))
-        await probe.commit(info=b"two", info_version=1)
+        await probe.commit(metadata=b"two", metadata_version=1)
         row = await probe.row()
-        assert row is not None and (row.info, row.info_version) == (b"two", 2)
+        assert row is not None and (row.metadata, row.metadata_version) == (b"two", 2)
 
     async def test_one_thread_is_asked_for_by_its_id(self, probe: Probe) -> None:
         for id in ("a", "ab", "A", "a\0"):
@@ -154,7 +156,7 @@ class ThreadContract(Contract):
         assert await listed()
         await probe.commit(removal=Removal(checkpoints=(("", "later"),)))
         assert not await listed()
-        await probe.commit(info=b"info")
+        await probe.commit(metadata=b"metadata")
         assert await listed()
         await probe.commit(entries=(EntryRecord("run", "r"), EntryRecord("step", "s")))
         await probe.commit(removal=Removal(everything=True))
@@ -184,7 +186,7 @@ class ThreadContract(Contract):
                 draft(f"{number}", own[0]),
                 chunks=(own,),
                 writes=(write(f"{number}", "task"),),
-                info=b"%d" % number,
+                metadata=b"%d" % number,
             )
         for number, (tenant, id) in enumerate(pairs):
             handle = probe.of(id, tenant)

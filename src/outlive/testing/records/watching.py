@@ -15,7 +15,7 @@ WORK: dict[str, dict[str, Any]] = {
     "a ticket": {"entries": (TICKET,)},
     "a timer": {"entries": (EntryRecord("timer", "5\nr\nsleep", until=5, clock=WALL),)},
     "an answer": {"entries": (EntryRecord("run", "r"), EntryRecord("wait", "r\nq", b"yes", "answered"))},
-    "a ticket with metadata": {"entries": (TICKET,), "info": b"decided by the client"},
+    "a ticket with metadata": {"entries": (TICKET,), "metadata": b"decided by the client"},
     "a ticket of another store": {"entries": (EntryRecord("ready", "other"),), "merge": True},
 }
 

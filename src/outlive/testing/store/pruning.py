@@ -39,8 +39,8 @@ async def _bytes(probe: Probe) -> bytes:
     """Return every byte that a thread holds, uncompressed."""
     dump = await probe.dump()
     bodies = [record.body for record in (*dump["records"], *dump["writes"])]
-    info = dump["row"].info or b"" if dump["row"] else b""
-    return b"|".join([*map(decode, dump["data"].values()), *bodies, info])
+    metadata = dump["row"].metadata or b"" if dump["row"] else b""
+    return b"|".join([*map(decode, dump["data"].values()), *bodies, metadata])
 
 
 class PruningContract(Contract):

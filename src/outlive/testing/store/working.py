@@ -11,7 +11,7 @@ import pytest
 
 from outlive.backend import Commit, EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.entries import LOCK, READY, TIMER, WORKER
-from outlive.errors import BadArgument, RunElsewhere
+from outlive.errors import BadArgument, LeaseLost, RunElsewhere
 from outlive.runs import worker_record
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract
@@ -387,6 +387,58 @@ class WorkerContract(Contract):
 
         await _during(trial, [worker], body_)
         assert await _all(other.workers()) == []
+
+    async def test_a_worker_and_its_heartbeat_may_store_its_record_at_once(self, trial: Trial) -> None:
+        backend, store = await trial.interposed()
+
+        async def handler(run: Any) -> None:
+            pass
+
+        record = _worker(store, {"a": handler})._record
+        await record.store()
+
+        async def renew(*args: Any) -> None:
+            await backend.commit_all([record._renewal()])
+
+        record.is_draining = True
+        backend.before("commit_all", renew)  # which is newer than what waits to be stored
+        await record.store()
+        (seen,) = await _all(store.workers())
+        assert (seen.id, seen.is_draining) == (record.id, True)
+
+    async def test_a_late_heartbeat_brings_back_no_record_of_a_worker(self, trial: Trial) -> None:
+        store = await trial.store()
+
+        async def handler(run: Any) -> None:
+            pass
+
+        record = _worker(store, {"a": handler})._record
+        await record.store()
+        late = record._renewal()
+        await record.remove()
+        (result,) = await store._engine.backend.commit_all([late])
+        assert isinstance(result, LeaseLost)
+        assert await _all(store.workers()) == []
+        await record.store()  # as after a pause in which another worker took it for dead
+        assert [worker.id for worker in await _all(store.workers())] == [record.id]
+
+    async def test_a_long_queue_of_one_thread_is_not_read_for_each_of_its_runs(self, trial: Trial) -> None:
+        backend, store = await trial.interposed()
+        done: list[str] = []
+
+        async def handler(run: Any) -> None:
+            done.append(run.id)
+
+        ids = [f"r{number:02}" for number in range(80)]  # more than are kept of one place
+        for id in ids:
+            await store.submit("t", run_id=id, agent="a")
+        await store.submit("other", run_id="other", agent="a")
+        await _work_off(trial, store, _worker(store, {"a": handler}, concurrency=4, interval_s=60))
+        assert [id for id in done if id != "other"] == ids
+        assert done.index("other") < 40  # it does not wait for the thread before it
+        queries = [args[0] for name, args, _ in backend.calls if name == "entries"]
+        long_pages = [query for query in queries if query.kind == READY and query.limit > 4]
+        assert 0 < len(long_pages) < 20
 
     async def test_a_run_goes_to_workers_of_its_code_version(self, trial: Trial) -> None:
         stores = [await trial.store() for _ in range(2)]

@@ -18,7 +18,7 @@ from langgraph.checkpoint.serde.types import TASKS
 
 from outlive.adapters.langgraph.importer.source import CheckpointRow, Typed, WriteRow
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
-from outlive.adapters.langgraph.values.user_types import Name
+from outlive.adapters.langgraph.values.user_types import Name, listed
 from outlive.arguments import check_id, check_namespace, check_text
 from outlive.errors import BadArgument, Corrupt, OutliveError, TypeChanged, UnknownTag
 from outlive.values import micros
@@ -28,10 +28,14 @@ _FIRST_VERSION = f"{1:032}.{0:016}"
 
 
 class RowSerializer(StrictSerializer):
-    """The strict serializer for rows of any age: it caches what it built, and is strict with JSON too."""
+    """The strict serializer for rows of any age: it caches what it built, and is strict with JSON too.
+
+    It also builds the classes in the annotations of those that are named, which a saver stores too.
+    """
 
     def __init__(self, types: Iterable[type | Name] = ()) -> None:
-        super().__init__(types)
+        types = listed(types)
+        super().__init__((*types, *StrictSerializer(types).user_types.classes()))
         paths = [(*module.split("."), name) for module, name in self._types]
         self._json = JsonPlusSerializer(allowed_json_modules=paths or None, allowed_msgpack_modules=None)
         self._built: dict[tuple[int, bytes], Any] = {}
@@ -52,9 +56,7 @@ class RowSerializer(StrictSerializer):
         if not (isinstance(path, list) and path and all(isinstance(part, str) for part in path)):
             raise Corrupt("an object in JSON does not name its class")
         module, name = ".".join(path[:-1]), path[-1]
-        if value["lc"] == 2 and not self.knows((module, name)):
-            raise UnknownTag(f"{module}.{name}", 1)
-        if value["lc"] == 1 and tuple(path) not in (LC_REVIVER.allowed_class_paths or ()):
+        if not self.knows_json(value["lc"], path):
             raise UnknownTag(f"{module}.{name}", 1)
         try:
             built = self._json._reviver(value)
@@ -63,6 +65,12 @@ class RowSerializer(StrictSerializer):
         if built is None or built is value:
             raise TypeChanged(f"{module}.{name}", 1, "its class does not accept what was stored")
         return built
+
+    def knows_json(self, version: int, path: list[str]) -> bool:
+        """Tell whether an object that JSON describes in this version may be built."""
+        if version == 2:
+            return self.knows((".".join(path[:-1]), path[-1]))
+        return tuple(path) in (LC_REVIVER.allowed_class_paths or ())
 
     def _revive(self, code: int, payload: bytes, failures: list[Exception]) -> Any:
         key = (code, payload)

@@ -22,6 +22,7 @@ from typing import Literal, TypedDict, Unpack
 
 from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_methods
 
+from outlive.adapters.langgraph.importer.classes import ClassCount, ClassUse
 from outlive.adapters.langgraph.importer.decoder import Decoder, RowSerializer
 from outlive.adapters.langgraph.importer.source import Source
 from outlive.adapters.langgraph.importer.thread import Problem, ThreadImport, ThreadRefused, ThreadResult
@@ -51,6 +52,7 @@ class ImportResult:
     ahead: int = 0  # threads that were used in the target since the last import, and are left alone
     verified: int = 0  # checkpoints that were read back from the target and equal those of the source
     problems: tuple[Problem, ...] = ()
+    classes: tuple[ClassUse, ...] = ()  # of a dry run: all that the rows name
 
     @property
     def ok(self) -> bool:
@@ -58,8 +60,9 @@ class ImportResult:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The classes that are missing in `types`."""
-        return tuple(sorted({problem.unknown for problem in self.problems if problem.unknown is not None}))
+        """The classes that are missing in `types`: after a dry run all of them, else those in `problems`."""
+        names = {problem.unknown for problem in self.problems if problem.unknown is not None}
+        return tuple(sorted(names | {use.name for use in self.classes if not use.is_known}))
 
     def __str__(self) -> str:
         present = f" ({self.present:,} were there already)" if self.present else ""
@@ -105,7 +108,7 @@ class CannotImport(CallerError):
 
 
 def import_langgraph(
-    source_url: str,
+    source_url: str | os.PathLike[str],
     target: Store | str,
     *,
     types: Iterable[type | Name] = (),
@@ -118,14 +121,15 @@ def import_langgraph(
 ) -> ImportResult:
     """Import all threads of a LangGraph database, or some, into a store.
 
-    You can repeat it at any time.
+    The source is a URL, or the path of a SQLite file. You can repeat it at any time.
 
-    `types` are your own classes that states contain. `serde` is the serializer of the source when
+    `types` are your own classes that states contain; those in their annotations are known with
+    them, so the class of the state is usually enough. `serde` is the serializer of the source when
     it is not LangGraph's default (such as EncryptedSerializer); the target uses it too. A thread
     arrives whole or not at all, also when the process is killed. With on_problem="stop" the first
     thread that cannot be imported raises CannotImport; with "skip" the others are imported, and the
     result lists the problems. `dry_run` reads and decodes everything, stores nothing, and lists all
-    problems. Raises StoreError for a source or target that cannot be reached.
+    problems and, without `serde`, all classes that the rows name. Raises StoreError for a source or target that cannot be reached.
     """
     if on_problem not in ("stop", "skip"):
         raise BadArgument(f'on_problem must be "stop" or "skip", not {on_problem!r}')
@@ -139,12 +143,13 @@ def import_langgraph(
     with contextlib.closing(open_source(source_url)) as source, _opened(target, dry_run) as store:
         session = Session.of(store._store, serde or StrictSerializer(types))
         reader = RowSerializer(types) if serde is None else maybe_add_typed_methods(serde)
-        importer = _Importer(source, session, reader, progress, verify, dry_run)
+        classes = ClassCount(reader) if dry_run and isinstance(reader, RowSerializer) else None
+        importer = _Importer(source, session, reader, progress, verify, dry_run, classes)
         return importer.run(threads, stops=on_problem == "stop" and not dry_run)
 
 
 async def aimport_langgraph(
-    source_url: str,
+    source_url: str | os.PathLike[str],
     target: AsyncStore | Store | str,
     *,
     progress: Progress | None = None,
@@ -182,12 +187,9 @@ async def aimport_langgraph(
         raise
 
 
-def open_source(url: str) -> Source:
-    """Open a LangGraph database for reading: sqlite:///old.db, postgresql://host/database."""
-    if not isinstance(url, str):
-        raise BadURL(
-            f"the source must be a URL, such as sqlite:///old.db, not {type(url).__name__} {url!r:.100}"
-        )
+def open_source(url: str | os.PathLike[str]) -> Source:
+    """Open a LangGraph database for reading: sqlite:///old.db, old.db, postgresql://host/database."""
+    url = source_url_of(url)
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
         from outlive.adapters.langgraph.importer.sqlite import SQLiteSource
@@ -201,6 +203,18 @@ def open_source(url: str) -> Source:
         f"{hide_secrets(url)[:200]!r} is not a LangGraph database that can be read; "
         "use sqlite:///old.db, or postgresql://user@host/database"
     )
+
+
+def source_url_of(location: str | os.PathLike[str]) -> str:
+    """Return the URL of a source; a plain path is that of a SQLite file."""
+    if isinstance(location, os.PathLike):
+        location = os.fspath(location)
+    if not isinstance(location, str):
+        raise BadURL(
+            "the source must be a URL or a path, such as sqlite:///old.db, "
+            f"not {type(location).__name__} {location!r:.100}"
+        )
+    return location if ":" in location else f"sqlite:///{location.replace('%', '%25').replace('?', '%3F')}"
 
 
 class _Cancelled(Exception):
@@ -217,6 +231,7 @@ class _Importer:
     progress: Progress | None
     verify: bool
     dry_run: bool
+    classes: ClassCount | None  # of a dry run
     done: int = 0
     total: int | None = None
 
@@ -237,6 +252,8 @@ class _Importer:
                 if error.thread != id:
                     raise
                 _add_problem(Problem(id, error.checkpoint, error.what), result, stops)
+        if self.classes is not None:
+            result.classes = self.classes.uses()
         return result
 
     def _import(self, id: str, is_chosen: bool) -> ThreadResult:
@@ -248,6 +265,8 @@ class _Importer:
                 self.progress(self.done, self.total)
 
         with self.source.thread(id) as view:
+            if self.classes is not None:
+                self.classes.add(view)
             thread = ThreadImport(
                 self.session, Decoder(self.serde), view, id, report, self.verify, self.dry_run
             )
@@ -287,9 +306,10 @@ def is_absent(url: str) -> bool:
     return path is not None and not os.path.exists(path)
 
 
-def check_apart(source_url: str, target_url: str) -> None:
+def check_apart(source_url: str | os.PathLike[str], target_url: str) -> None:
     """Refuse a target in the file that is the source, however it is spelled."""
-    if not str(source_url).startswith("sqlite:"):
+    source_url = source_url_of(source_url)
+    if not source_url.startswith("sqlite:"):
         return
     source, target = local_path(source_url), local_path(target_url)
     if source and target and os.path.realpath(source) == os.path.realpath(target):

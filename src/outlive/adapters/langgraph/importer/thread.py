@@ -38,7 +38,7 @@ from outlive.threads.prune import ThreadContents, read_contents
 
 _TRIES = 5
 # What reading a hostile row may raise.
-_MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class ThreadImport:
         """Turn what is wrong with a row into a problem that says where it is, and what to do."""
         try:
             yield
-        except (CallerError, Corrupt, *_MALFORMED) as error:
+        except (CallerError, Corrupt, *MALFORMED) as error:
             sentence = error.what if isinstance(error, Corrupt) else str(error)
             if not isinstance(error, OutliveError):
                 sentence = f"it is not as LangGraph writes it ({type(error).__name__}: {error})"

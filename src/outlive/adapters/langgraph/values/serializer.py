@@ -22,7 +22,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from outlive.adapters.langgraph.values.digest import digest
-from outlive.adapters.langgraph.values.user_types import Name, UserTypes, find, name_of
+from outlive.adapters.langgraph.values.user_types import Name, UserTypes, find, listed
 from outlive.errors import Corrupt, OutliveError, TypeChanged, UnknownTag
 
 # The extension codes of JsonPlusSerializer.
@@ -37,22 +37,23 @@ class StrictSerializer(JsonPlusSerializer):
 
     def __init__(self, types: Iterable[type | Name] = (), *, strict: bool = True) -> None:
         self.is_strict = strict
-        self._types = find(types)
-        self._wider: dict[frozenset[Name], StrictSerializer] = {}
-        self.user_types = UserTypes(kind for kind in self._types.values() if kind is not None)
+        self._named = listed(types)
+        self._types = find(self._named)
+        self._wider: dict[frozenset[tuple[Name, type | None]], StrictSerializer] = {}
+        named = (kind for kind in self._named if isinstance(kind, type))  # two may have one name
+        self.user_types = UserTypes([*named, *filter(None, self._types.values())])
         super().__init__(allowed_msgpack_modules=tuple(self._types) or None)
 
     def with_msgpack_allowlist(self, extra_allowlist: Iterable[Name | type]) -> StrictSerializer:
         """Return a serializer that knows these types too."""
-        extra = frozenset(
-            name_of(kind) if isinstance(kind, type) else tuple(kind) for kind in extra_allowlist
-        )
-        if extra <= self._types.keys():
+        extra = {name: kind or self._types.get(name) for name, kind in find(extra_allowlist).items()}
+        if extra.items() <= self._types.items():
             return self
-        if extra not in self._wider:  # LangGraph asks at every call of a subgraph
-            types = (*(kind or name for name, kind in self._types.items()), *extra)
-            self._wider[extra] = StrictSerializer(types, strict=self.is_strict)
-        return self._wider[extra]
+        key = frozenset(extra.items())  # by class: one that is defined again is another
+        if key not in self._wider:  # LangGraph asks at every call of a subgraph
+            types = (*self._named, *(kind or name for name, kind in extra.items()))
+            self._wider[key] = StrictSerializer(types, strict=self.is_strict)
+        return self._wider[key]
 
     def knows(self, name: Name) -> bool:
         """Tell whether objects of this class may be stored."""

@@ -31,7 +31,7 @@ class UserTypes(Registry):
 
     def __init__(self, kinds: Iterable[type]) -> None:
         super().__init__()
-        self._kinds = frozenset(kinds)
+        self._kinds = dict.fromkeys(kinds)  # in order: of two with one name, the later is loaded
         for kind in self._kinds:
             # Evaluating an annotation that is text may fail.
             with contextlib.suppress(AttributeError, ImportError, SyntaxError):

@@ -2,7 +2,7 @@
 -- With a base, ordinary saves may have come between: they change nothing that was looked at.
 -- Everything that can fail is done before the first write. Removals come first: then a full server
 -- accepts the rest.
-local tokens, expected, base, new, everything, removed, records, writes, entries, info, projection, ttl_ms, tenant, id, chunks, has_naming_key, wakes =
+local tokens, expected, base, new, everything, removed, records, writes, entries, metadata, projection, ttl_ms, tenant, id, chunks, has_naming_key, wakes =
   unpack(cmsgpack.unpack(ARGV[1]), 1, 17)
 local removed_chunks = split(ARGV[2])
 local is_deletion = base and everything -- also of a damaged thread
@@ -25,7 +25,7 @@ if not base then
   if (raw or '') ~= expected then return { 'moved' } end
 elseif generation then
   if is_new or row.generation ~= generation or row.revision < revision then return { 'moved' } end
-  if version and row.info_version ~= version then return { 'moved' } end
+  if version and row.metadata_version ~= version then return { 'moved' } end
 end
 
 local refusal, new_bucket
@@ -86,10 +86,10 @@ if has_position then row.epoch, row.seq = epoch, seq end
 if ttl_ms > 0 then row.ends = 1 end
 if base then
   row.generation, row.revision, row.updated = new[1], row.revision + 1, int(at)
-  if version then row.info_version = new[7] end
-  if everything then row.info_version = 0 end
+  if version then row.metadata_version = new[7] end
+  if everything then row.metadata_version = 0 end
 else
-  row.generation, row.revision, row.epoch, row.seq, row.created, row.updated, row.info_version = unpack(new, 1, 7)
+  row.generation, row.revision, row.epoch, row.seq, row.created, row.updated, row.metadata_version = unpack(new, 1, 7)
 end
 row.tokens = sub(tokens .. row.tokens, 1, 128)
 
@@ -102,8 +102,8 @@ if everything then
   for i = 1, #all_entries, 2 do are_left = change_entry(tenant, all_entries[i], all_entries[i + 1], false) or are_left end
   if are_left then clear_lines() end
   changes = {}
-  redis.call('HDEL', M, 'info', 'projection')
-  row.checkpoints, row.writes, row.entries, row.stored, row.info, row.listing = 0, 0, 0, 0, 0, 0
+  redis.call('HDEL', M, 'metadata', 'projection')
+  row.checkpoints, row.writes, row.entries, row.stored, row.metadata, row.listing = 0, 0, 0, 0, 0, 0
 end
 
 local function forget_order(field, value)
@@ -177,10 +177,10 @@ for i = 1, #entries do
   if value then redis.call('HSET', E, name, value) elseif old then redis.call('HDEL', E, name) end
   count_entry(row, name, (value and 1 or 0) - (old and 1 or 0))
 end
-if info then
-  redis.call('HSET', M, 'info', ARGV[info])
+if metadata then
+  redis.call('HSET', M, 'metadata', ARGV[metadata])
   if projection then redis.call('HSET', M, 'projection', projection) else redis.call('HDEL', M, 'projection') end
-  row.info = 1
+  row.metadata = 1
 end
 
 raw = settle(old_state, row, tenant, id, ttl_ms, is_new and not damage and not expired, new_bucket)

@@ -18,7 +18,7 @@ local state = state_of(row)
 local is_listed = sub(state, 1, 1) == 'l'
 return {
   raw, redis.call('HGETALL', R), redis.call('ZRANGE', O, 0, -1), redis.call('HGETALL', W), entries, redis.call('HKEYS', C),
-  redis.call('HMGET', M, 'tenant', 'id', 'info', 'projection'), #unlisted,
+  redis.call('HMGET', M, 'tenant', 'id', 'metadata', 'projection'), #unlisted,
   (tenant and id and ((line and true or false) ~= is_listed or (recent and true or false) ~= is_listed)) and 1 or 0,
   (string.match(roster_state, '^%d*(%a*)') ~= state or (roster_state == '') ~= (state == '' and row.ends == 1)) and 1 or 0,
 }

@@ -118,7 +118,7 @@ local function first_row(ttl_ms, at, expired, line)
   if expired and string.find(expired, 'l') then drop_lines(line, expired) end
   return {
     generation = '0', revision = ttl_ms > 0 and at or 0, epoch = 0, seq = 0, created = int(at), updated = int(at), checkpoints = 0,
-    writes = 0, entries = 0, stored = 0, info_version = 0, info = 0, ends = 0, listing = 0, tokens = '',
+    writes = 0, entries = 0, stored = 0, metadata_version = 0, metadata = 0, ends = 0, listing = 0, tokens = '',
   }
 end
 
@@ -141,7 +141,13 @@ end
 -- without a count is that of a new bucket.
 local function settle(old_state, row, tenant, id, ttl_ms, is_first, new_bucket)
   row.checkpoints, row.stored = math.max(0, row.checkpoints), math.max(0, row.stored)
-  local state, raw = state_of(row), row_text(row)
+  local state = state_of(row)
+  -- An empty thread that begins again has nothing left that its former TTL was for.
+  if old_state == '' and state ~= '' and ttl_ms == 0 and row.ends == 1 then
+    row.ends = 0
+    redis.call('PERSIST', M)
+  end
+  local raw = row_text(row)
   local is_listed, is_bare = sub(state, 1, 1) == 'l', state == ''
   -- A new bucket: the counts mark a roster that is complete, 'totals' that its totals are.
   if is_first and try('HEXISTS', ROSTER, 'threads') == 0 then
@@ -198,9 +204,9 @@ local function summarize(with_head, member, time)
     -- If the line is still there, it is wrong.
     return { redis.call('ZSCORE', RECENT, time) and '!' .. TORN or false }
   end
-  local info = row.info > 0 and redis.call('HMGET', M, 'info', 'projection') or {}
-  if not with_head then return { raw, info[1] or false, info[2] or false } end
+  local metadata = row.metadata > 0 and redis.call('HMGET', M, 'metadata', 'projection') or {}
+  if not with_head then return { raw, metadata[1] or false, metadata[2] or false } end
   local head, value = head_record('')
   local count = redis.call('HLEN', R)
-  return { raw, info[1] or false, info[2] or false, head, value, count, count ~= row.checkpoints and redis.call('PTTL', M) }
+  return { raw, metadata[1] or false, metadata[2] or false, head, value, count, count ~= row.checkpoints and redis.call('PTTL', M) }
 end

@@ -34,6 +34,6 @@ for i = 1, #entries do stored_entries[i] = stored_entries[i] and checked(stored_
 local sizes = {}
 for i = 1, #chunks do sizes[i] = redis.call('HSTRLEN', C, 'd' .. chunks[i]) end
 return {
-  'ok', now(), raw, redis.call('HMGET', M, 'info', 'projection'), stored_records, heads, stored_writes, has_writes, stored_entries, sizes,
+  'ok', now(), raw, redis.call('HMGET', M, 'metadata', 'projection'), stored_records, heads, stored_writes, has_writes, stored_entries, sizes,
   (hmget(C, prefixed('s', chunks))),
 }

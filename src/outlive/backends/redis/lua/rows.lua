@@ -5,9 +5,9 @@ local function add_up(roster)
   for i = 1, #digests do
     if #digests[i] == 32 then
       local row, tenant = unpack(redis.call('HMGET', base .. digests[i] .. ':m', 'row', 'tenant'), 1, 2)
-      local n, w, b, info, ends, listing = string.match(row or '', '^%d+ %d+ %d+ %d+ %d+ %d+ (%d+) (%d+) %d+ (%d+) %d+ (%d+) (%d+) (%d+) ')
+      local n, w, b, metadata, ends, listing = string.match(row or '', '^%d+ %d+ %d+ %d+ %d+ %d+ (%d+) (%d+) %d+ (%d+) %d+ (%d+) (%d+) (%d+) ')
       may_expire = may_expire or ends == '1'
-      if tenant and n and (n ~= '0' or w ~= '0' or info ~= '0' or listing ~= '0') then
+      if tenant and n and (n ~= '0' or w ~= '0' or metadata ~= '0' or listing ~= '0') then
         local total = totals[tenant] or { 0, 0, 0 }
         totals[tenant] = { total[1] + 1, total[2] + tonumber(n), total[3] + tonumber(b) }
       end

@@ -27,7 +27,7 @@ local function sum(text) return sub(redis.sha1hex(text), 1, 8) end
 
 -- Return the state of a thread: 'l' when it is listed, 'e' when it has entries, both, or nothing.
 local function state_of(row)
-  local is_listed = row.checkpoints > 0 or row.writes > 0 or row.info > 0 or row.listing > 0
+  local is_listed = row.checkpoints > 0 or row.writes > 0 or row.metadata > 0 or row.listing > 0
   return (is_listed and 'l' or '') .. (row.entries > 0 and 'e' or '')
 end
 
@@ -43,7 +43,7 @@ local function parse_row(raw)
   return {
     generation = g, revision = tonumber(v), epoch = tonumber(e), seq = tonumber(s), created = c, updated = u,
     checkpoints = tonumber(n), writes = tonumber(w), entries = tonumber(k), stored = tonumber(b),
-    info_version = tonumber(x), info = tonumber(i), ends = tonumber(z), listing = tonumber(l), tokens = t,
+    metadata_version = tonumber(x), metadata = tonumber(i), ends = tonumber(z), listing = tonumber(l), tokens = t,
     last_updated = u, last_checkpoints = tonumber(n), last_stored = tonumber(b), last_ends = tonumber(z),
   }
 end
@@ -52,7 +52,7 @@ local function row_text(row)
   local max = math.max -- counts are never below 0, even when a damaged value has a wrong size
   local text = format('%s %.0f %.0f %.0f %s %s %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %s', row.generation, row.revision, row.epoch,
     row.seq, row.created, row.updated, max(0, row.checkpoints), max(0, row.writes), max(0, row.entries), max(0, row.stored),
-    row.info_version, row.info, row.ends, max(0, row.listing), row.tokens)
+    row.metadata_version, row.metadata, row.ends, max(0, row.listing), row.tokens)
   return text .. ' ' .. sum(DIGEST .. text)
 end
 

@@ -1,0 +1,1 @@
+"""Frameworks on LangGraph, each with its own dependencies: `./dev test --frameworks`."""
