@@ -29,6 +29,7 @@ _ABOVE_ENGINES = (
     "runs",
     "threads",
 )  # folders of what is written once, above all engines
+_ABOVE_STORES = ("cli",)  # and of what only passes on what a store says
 TESTS = Path(__file__).parent
 _SCHEMES = {"postgres": "postgresql"}  # what tests call a backend that has another name in URLs
 
@@ -88,18 +89,21 @@ def is_of_long_mode(item):
 def repeated(items):
     """Return the tests that repeat another one on an engine or in an I/O mode that makes no difference to what they claim.
 
-    One local engine and one server are enough for what is written above all engines; one mode for what is written above
-    both. Which it is differs from test to test. What each engine promises by itself is in the other folders: the contract,
+    One local engine and one server are enough for what is written above all engines; one engine for what only passes on what
+    a store says; one mode for what is written above both. Which it is differs from test to test. What each engine promises by itself is in the other folders: the contract,
     its own tests, kills and forks.
     """
     groups = {}
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
-        if not hasattr(item, "callspec"):
+        if not hasattr(item, "callspec") or item.get_closest_marker("each_engine"):
             continue
         parameters = item.callspec.id.split("-")
-        if folder in _ABOVE_ENGINES and len(found := [one for one in parameters if one in _ENGINES]) == 1:
-            choice, choices = found[0], _LOCAL if found[0] in _LOCAL else _SERVED
+        engines = [parameter for parameter in parameters if parameter in _ENGINES]
+        if folder in _ABOVE_STORES and len(engines) == 1:
+            choice, choices = engines[0], _ENGINES
+        elif folder in _ABOVE_ENGINES and len(engines) == 1:
+            choice, choices = engines[0], _LOCAL if engines[0] in _LOCAL else _SERVED
         elif (choice := item.callspec.params.get("rig")) in IO_MODES:
             choices = tuple(IO_MODES)
         else:

@@ -76,12 +76,13 @@ def test_steps_and_saves_are_inside_their_run(tracing):
         (None, "request"),
     ]
     (run,) = tracing.finished("invoke_agent")
+    # The conventions of OpenTelemetry 1.30 do not have all of these names yet.
     assert (
         run.attributes.items()
         >= {
             names.GEN_AI_OPERATION_NAME: "invoke_agent",
-            names.GEN_AI_AGENT_NAME: "planner",
-            names.GEN_AI_CONVERSATION_ID: "t",
+            getattr(names, "GEN_AI_AGENT_NAME", "gen_ai.agent.name"): "planner",
+            getattr(names, "GEN_AI_CONVERSATION_ID", "gen_ai.conversation.id"): "t",
             names.GEN_AI_USAGE_INPUT_TOKENS: 12,
             names.GEN_AI_USAGE_OUTPUT_TOKENS: 3,
             "outlive.usage.cost": 0.5,
@@ -96,7 +97,7 @@ def test_steps_and_saves_are_inside_their_run(tracing):
         ask.attributes.items()
         >= {
             names.GEN_AI_OPERATION_NAME: "execute_tool",
-            names.GEN_AI_TOOL_NAME: "ask",
+            getattr(names, "GEN_AI_TOOL_NAME", "gen_ai.tool.name"): "ask",
             "outlive.key": "#1",
             "outlive.status": "done",
         }.items()

@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import datetime as dt
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -287,8 +288,13 @@ def test_every_public_coroutine_is_tried_for_that(cls):
     assert public(cls).keys() - (HANDLES | runs | pairs) == CALLS[cls].keys()
 
 
+@functools.cache
 def imported(path):
     """Return the names of all modules that a file imports, wherever in it."""
+    return list(_imported(path))
+
+
+def _imported(path):
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -541,8 +541,8 @@ def test_every_byte_of_a_log_is_guarded(file_store, capsys):
     damage = file_store()
     for path in sorted(path for path in damage.sound.rglob("*") if path.is_file()):
         raw = path.read_bytes()
-        step = max(1, len(raw) // (400 if LONG else 4))
-        places = {*range(0, min(len(raw), 100), 1 if LONG else 24), *range(0, len(raw), step)}
+        step = max(1, len(raw) // (400 if LONG else 2))
+        places = {*range(0, min(len(raw), 100), 1 if LONG else 48), *range(0, len(raw), step)}
         for at in sorted(places):
             target = damage.fresh_copy() / path.relative_to(damage.sound)
             target.write_bytes(raw[:at] + bytes([raw[at] ^ 0x10]) + raw[at + 1 :])
@@ -577,7 +577,7 @@ def test_a_log_that_is_cut_anywhere_is_damage_and_not_an_older_head(file_store, 
     damage = file_store()
     for log in sorted((damage.sound / "threads").glob("*.log")):
         raw = log.read_bytes()
-        for size in range(96, len(raw), max(1, len(raw) // (600 if LONG else 6))):
+        for size in range(96, len(raw), max(1, len(raw) // (600 if LONG else 3))):
             (damage.fresh_copy() / "threads" / log.name).write_bytes(raw[:size])
             damage.judge(f"{log.name} cut to {size} of {len(raw)}", matters=True)
     damage.conclude(capsys, "file, lost ends")

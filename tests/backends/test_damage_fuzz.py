@@ -20,7 +20,7 @@ from rig.damage import CHANGES, READS, FilePlace, PostgresPlace, RedisPlace, SQL
 pytestmark = pytest.mark.heavy
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
-ROUNDS = {"postgresql": 7, "sqlite": 12, "file": 12, "redis": 5}
+ROUNDS = {"postgresql": 4, "sqlite": 6, "file": 6, "redis": 3}
 # Rounds that once gave a wrong answer: a cut status hid a run; an older page of an index, a page of another index, and the records of
 # another thread hid checkpoints or runs; a changed place hid the newest checkpoint; a name that is no bytes was an untyped error.
 KNOWN = {

@@ -67,7 +67,7 @@ from outlive.testing.patience import PATIENCE_S
 
 SEED = int(os.environ.get("OUTLIVE_SEED", "20261115"))
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
-ROUNDS = 400 if LONG else 25
+ROUNDS = 400 if LONG else 12
 T = ThreadKey.of("", "trip-42")
 U = ThreadKey.of("", "other")
 
@@ -1032,7 +1032,7 @@ def test_a_child_that_was_forked_under_the_lock_does_not_keep_it(folder: Path) -
     guard = opened(folder)._guard
     with guard.held():
         inherited = os.dup(guard._fd)  # the same open file, as a child has it
-    done(opened(folder), saving("c1", timeout_s=1))
+    done(opened(folder), saving("c1", timeout_s=PATIENCE_S))
     os.close(inherited)
 
 

@@ -150,13 +150,14 @@ def test_what_json_cannot_say_is_stored_exactly(postgres_store):
         assert repr(checkpoint.state) == repr(checkpoint.metadata) == repr(state)
 
 
-def test_a_state_of_100_mb_comes_back(postgres_store):
+@pytest.mark.parametrize("size_mb", [30, pytest.param(100, marks=pytest.mark.long)])
+def test_a_state_of_many_mb_comes_back(postgres_store, size_mb):
     blob = os.urandom(1 << 20)
-    state = {"blobs": [blob[n:] + blob[:n] for n in range(100)]}
+    state = {"blobs": [blob[n:] + blob[:n] for n in range(size_mb)]}
     with outlive.open(postgres_store, timeout_s=120) as store:
         store.thread("t").save(state)
         store.thread("t").save({**state, "more": 1})
-        assert store.thread("t").info().stored_bytes < 101 * (1 << 20)
+        assert store.thread("t").info().stored_bytes < (size_mb + 1) * (1 << 20)
     with outlive.open(postgres_store, cache_bytes=0, timeout_s=120) as store:
         assert store.thread("t").load() == {**state, "more": 1}
 

@@ -5,6 +5,7 @@ What holds for every server (deadlines, lost replies, round trips, restarts unde
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import socket
@@ -86,6 +87,13 @@ def io_mode(request):
     return request.param
 
 
+def in_one_mode(*places):
+    """Parametrize `where`, each place in one mode, which are taken in turn; in both in long mode."""
+    each = [*zip(places, itertools.cycle(IO_MODES), strict=False)]
+    every = [*itertools.product(places, IO_MODES)]
+    return pytest.mark.parametrize("where, io_mode", every if LONG else each, indirect=["io_mode"])
+
+
 @pytest.fixture
 def proxy(valkey_server):
     with FaultProxy("127.0.0.1", valkey_server.port) as proxy:
@@ -95,7 +103,7 @@ def proxy(valkey_server):
 # Deadlines ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["sentinels", "cluster"])
+@in_one_mode("sentinels", "cluster")
 def test_looking_for_the_right_server_ends_with_the_deadline_too(where, io_mode, request):
     servers = request.getfixturevalue(where)
     everybody = [*servers.servers, *getattr(servers, "sentinels", ())]
@@ -1566,7 +1574,7 @@ def test_naming_a_server_does_not_load_the_driver():
 # Listing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["valkey_url", "cluster"])
+@in_one_mode("valkey_url", "cluster")
 def test_many_threads_are_listed_in_order_and_page_by_page(where, request, io_mode):
     fixture = request.getfixturevalue(where)
     url = fixture if isinstance(fixture, str) else fixture.url
@@ -1593,7 +1601,7 @@ def test_many_threads_are_listed_in_order_and_page_by_page(where, request, io_mo
         assert [row.id for row in found] == sorted(id for id in ids if id.startswith("thread 1"))
 
 
-@pytest.mark.parametrize("where", ["valkey_url", "cluster"])
+@in_one_mode("valkey_url", "cluster")
 def test_lapsed_runs_are_found_among_many_that_ended(where, request, io_mode):
     fixture = request.getfixturevalue(where)
     url = fixture if isinstance(fixture, str) else fixture.url

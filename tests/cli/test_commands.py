@@ -402,6 +402,7 @@ def test_stores_are_copied_between_backends(anywhere):
         assert store.thread("trip-42").load("c3")["plan"] == Plan("Lisbon", 3)
 
 
+@pytest.mark.each_engine
 def test_doctor_finds_nothing_wrong_with_a_good_store(anywhere):
     ended = anywhere("doctor", "--json")
     found = {item["check"]: item for item in ended.items}
@@ -419,6 +420,7 @@ def test_doctor_finds_nothing_wrong_with_a_good_store(anywhere):
     assert {"outlive", "packages", "schema", "store", "runs"} <= found.keys()
 
 
+@pytest.mark.each_engine
 @pytest.mark.parametrize("backend", ["file", "redis"])
 def test_doctor_tells_the_schema_of_every_kind_of_store(program, url_for, backend):
     url = url_for(backend, program.folder)

@@ -12,6 +12,7 @@ from outlive.backend.entries import ENCRYPTED, KINDS, EntryKind
 from outlive.layers.encryption.keyring import KeyRing, is_encrypted, key_of
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import eventually
+from rig.crash import LONG
 from rig.replicas import open_pair
 
 OLD, NEW = random.Random(1).randbytes(32), random.Random(2).randbytes(32)
@@ -98,7 +99,9 @@ def test_verify_finds_damage_in_each_kind(tmp_path):
                 rows = db.execute("select thread, kind, body from entry").fetchall()
                 assert len(rows) == 3 * len(KINDS)
                 damage = "update entry set body = ? where thread = ? and kind = ?"
-                for thread, kind, body in rows:
+                for thread, kind, body in (
+                    rows if LONG else rows[ring is None :: 2]
+                ):  # each row once, open or encrypted
                     db.execute(damage, [bytes(len(body)), thread, kind])
                     (problem,) = store.verify().problems
                     assert f"{kind} 'k'" in str(problem)

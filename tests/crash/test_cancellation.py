@@ -108,7 +108,7 @@ def test_a_cancelled_save_is_stored_whole_or_not_at_all_and_holds_nothing(backen
         async with outlive.open_async(url) as store:
             thread, stored = store.thread("t"), 0
             await thread.save(state("t", 1))
-            for seed in range(rounds(60)):
+            for seed in range(rounds(30)):
                 rng = random.Random(seed)
                 task = asyncio.create_task(_anything(thread, seed, rng))
                 await asyncio.sleep(rng.choice((0, 0, rng.uniform(0, 0.002))))
@@ -155,7 +155,7 @@ def test_a_task_that_saves_for_ever_ends_when_it_is_cancelled(backend, folder):
 
     async def main():
         async with outlive.open_async(url) as store:
-            for seed in range(rounds(80 if backend == "memory" else 20)):
+            for seed in range(rounds(40 if backend == "memory" else 10)):
                 rng = random.Random(seed)
                 task = asyncio.create_task(save_for_ever(store.thread("t")))
                 for _ in range(rng.randint(1, 60)):
@@ -192,7 +192,7 @@ def test_a_save_that_is_cancelled_while_it_waits_is_not_stored_after_a_later_one
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_store_can_be_opened_after_its_opening_was_cancelled(backend, url):
     async def main():
-        for seed in range(rounds(20)):
+        for seed in range(rounds(10)):
             task = asyncio.create_task(_open_and_save(url))
             await asyncio.sleep(random.Random(seed).uniform(0, 0.005))
             task.cancel()
@@ -484,7 +484,7 @@ def interrupt_saves(report, url):
     """Interrupt a save at many places, each in a store of its own; report what is wrong afterwards."""
     places = interrupt_one(url, 0)
     problems = []
-    for place in range(1, places + 1, 1 if LONG else 1 + places // 40):
+    for place in range(1, places + 1, 1 if LONG else 1 + places // 20):
         try:
             interrupt_one(f"{url}{place}", place)
         except (AssertionError, outlive.OutliveError) as error:
@@ -541,6 +541,6 @@ def interrupt_by_signal(report, url, times):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ctrl_c_in_the_middle_of_a_save_leaves_the_store_usable(backend, server, url):
-    with server.spawn(interrupt_by_signal, url, rounds(40)) as worker:
+    with server.spawn(interrupt_by_signal, url, rounds(20)) as worker:
         worker.finish()
     neighbour_saves(server, url)

@@ -254,7 +254,7 @@ def fork_while_saving_async(report, url, forks):
 @pytest.mark.parametrize("work", [fork_while_saving, fork_while_delaying, fork_while_saving_async])
 @pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_a_fork_in_the_middle_of_saves_neither_hangs_nor_loses_one(work, backend, server, url):
-    forks = rounds(8, long=100)
+    forks = rounds(4, long=100)
     ((saved,),) = run(server, work, url, forks)
     check(url, {**saved, **{f"child {number}": 2 for number in range(forks)}})
 
@@ -276,7 +276,7 @@ def fork_from_threads(report, urls, times):
 
 @pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_threads_that_fork_at_the_same_moment_do_not_stand_in_each_others_way(backend, server, url):
-    run(server, fork_from_threads, (url, f"{url}2"), rounds(5, long=50))
+    run(server, fork_from_threads, (url, f"{url}2"), rounds(3, long=50))
     with outlive.open(url) as store, outlive.open(f"{url}2") as other:
         assert store.verify().problems == other.verify().problems == ()
 

@@ -25,7 +25,7 @@ from rig.crash.conversation import Doing, Ledger, act, script, state
 pytestmark = pytest.mark.heavy
 
 NAMES = ("trip-42", "trip 43 / späť", "x" * 300)
-KILLS = 6 if LONG else 4  # of one store; then a new one, so that its first moments are hit too
+KILLS = 6 if LONG else 3  # of one store; then a new one, so that its first moments are hit too
 
 
 @pytest.fixture
@@ -118,8 +118,13 @@ def check(store: outlive.Store, ledgers: dict[str, Ledger]) -> None:
     assert store.verify().problems == ()
 
 
-@pytest.mark.parametrize("work", [converse, converse_async])
-@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
+ENGINES = (*BACKENDS, *SERVERS)
+WORKS = (converse, converse_async)
+EVERY = [(backend, work) for backend in ENGINES for work in WORKS]
+EACH = [*zip(ENGINES, WORKS * 2, strict=True)]  # one local engine and one server for each
+
+
+@pytest.mark.parametrize("backend, work", EVERY if LONG else EACH)
 def test_after_kill_9_every_acknowledged_save_is_there(backend, work, server, tmp_path, quick_path, url_for):
     for batch in range(rounds(2, long=40)):
         # Every other time a neighbour has the store open; without one, the next opener recovers it alone.
@@ -213,7 +218,7 @@ def sample(count: int, normal: int) -> list[int]:
 def test_a_kill_before_any_change_on_disk_loses_nothing_acknowledged(backend, server, quick_path):
     with server.spawn(follow_script, url_of(backend, quick_path), 0) as worker:
         calls = worker.finish()[-1][1]
-    for number in sample(calls, 40):
+    for number in sample(calls, 20):
         folder = quick_path / str(number)
         folder.mkdir()
         url, ledgers = url_of(backend, folder), {"t": Ledger("t")}
@@ -251,7 +256,7 @@ def test_a_fork_copy_or_deletion_that_was_killed_is_done_whole_or_not_at_all(bac
     shutil.copytree(pattern, quick_path / "dry")
     with server.spawn(fork_and_delete, url_of(backend, quick_path / "dry"), 0) as worker:
         calls = worker.finish()[-1][1]
-    for number in sample(calls, 25):
+    for number in sample(calls, 12):
         folder = quick_path / str(number)
         shutil.copytree(pattern, folder)
         with server.spawn(fork_and_delete, url_of(backend, folder), number) as worker:

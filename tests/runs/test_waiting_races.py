@@ -13,7 +13,7 @@ from outlive.errors import AlreadyAnswered
 from rig.crash import BACKENDS, SERVERS, rounds
 
 KINDS = [*BACKENDS, *SERVERS]
-RACES = rounds(240, long=10_000 * len(KINDS)) // len(KINDS)  # on each backend
+RACES = rounds(120, long=10_000 * len(KINDS)) // len(KINDS)  # on each backend
 SEED = int(os.environ.get("OUTLIVE_SEED", "1"))
 
 
