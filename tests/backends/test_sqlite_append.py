@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 
 import apsw
 import pytest
 
 import outlive
 from outlive.backends.sqlite import backend as sqlite_backend
-from outlive.errors import CheckpointExists, Corrupt, HeadMoved
+from outlive.backends.sqlite.append import Unusual
+from outlive.backends.sqlite.connection import Connection
+from outlive.errors import CheckpointExists, Corrupt, HeadMoved, StoreBusy
 
 STATE = {"messages": ["first"], "text": "x" * 5000}
 
@@ -160,3 +164,67 @@ def test_damage_is_found_by_the_next_write(thread, path, damage):
     change(path, damage)
     with pytest.raises(Corrupt):
         thread.write("two", [("out", 2)])
+
+
+@pytest.mark.parametrize("value", ["7", "'text'", "x'01'"])
+def test_a_chunk_of_any_type_is_damage(thread, path, value):
+    change(path, f"update chunk set data = {value}")
+    with outlive.open(path) as other, pytest.raises(Corrupt):
+        other.thread("t").load()
+
+
+def test_a_backup_restored_under_an_open_store_takes_its_chunks_along(thread, store, path, tmp_path):
+    parts = [random.Random(seed).randbytes(6000).hex() for seed in range(3)]
+    thread.save({"parts": parts[:1]}, id="c")
+    with apsw.Connection(str(path)) as live, apsw.Connection(str(tmp_path / "backup.db")) as backup:
+        copy(live, backup)
+        thread.save({"parts": parts[:2]}, id="d")
+        copy(backup, live)
+    assert thread.save({"parts": parts}, id="e").parent == "c"
+    assert thread.load() == {"parts": parts}
+    assert store.verify().problems == ()
+
+
+def copy(source, target):
+    with target.backup("main", source, "main") as copying:
+        copying.step(-1)
+
+
+@pytest.mark.parametrize("call", ["save", "load"])
+def test_a_call_from_within_a_save_is_refused_and_the_save_is_done(thread, store, call, monkeypatch):
+    """A signal handler of the program may call the store while the main thread is in a transaction."""
+    append, refusals = sqlite_backend.append, []
+
+    def interrupted(*arguments):
+        receipt = append(*arguments)
+        try:
+            thread.load() if call == "load" else thread.save(grown(9))
+        except StoreBusy as error:
+            refusals.append(error)
+        return receipt
+
+    monkeypatch.setattr(sqlite_backend, "append", interrupted)
+    assert thread.save(grown(2), id="c").parent == "b"
+    assert len(refusals) == 1
+    monkeypatch.undo()
+    assert thread.load() == grown(2)
+    assert thread.save(grown(3)).parent == "c"
+    assert store.verify().problems == ()
+
+
+def test_the_second_attempt_of_a_save_waits_only_for_the_rest_of_its_time(thread, monkeypatch):
+    waits, begin = [], Connection.begin
+
+    def noted(self, kind, busy_s):
+        waits.append(busy_s)
+        return begin(self, kind, busy_s)
+
+    def slow(*arguments):
+        time.sleep(0.05)
+        raise Unusual
+
+    monkeypatch.setattr(Connection, "begin", noted)
+    monkeypatch.setattr(sqlite_backend, "append", slow)
+    thread.save(grown(2), timeout_s=20)
+    assert waits[0] == 20
+    assert 0 < waits[1] <= 20 - 0.05

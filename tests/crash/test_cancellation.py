@@ -515,7 +515,7 @@ def test_keyboard_interrupt_at_any_place_of_a_save_leaves_the_store_usable(backe
     with server.spawn(interrupt_saves, url) as worker:
         ((places, problems),) = worker.finish()
     print("places in a save:", places, problems)
-    assert len(problems) <= 2  # a signal can come between taking a lock and noting that it is taken
+    assert problems == []
 
 
 def interrupt_by_signal(report, url, times):

@@ -394,6 +394,10 @@ class FileBackend(MemoryBackend):
     def before_fork(self) -> None:
         """No file is open between two calls."""
 
+    def roll_back(self) -> None:
+        """Free the lock, which an interrupt at the end of a call may have left taken."""
+        self._guard.release()
+
     def close(self) -> None:
         """Bring the last marks to disk; with fsync="normal" the last commits too."""
         waiting = [table.key for table in self._cache.values() if not table.log.is_settled]

@@ -190,14 +190,14 @@ class WriteLock:
     @contextlib.contextmanager
     def held(self, timeout_s: float | None = None) -> Iterator[None]:
         timeout_s = self.patience_s if timeout_s is None else timeout_s
-        self._release()  # what an interrupt may have left, on its way out of here
+        self.release()  # what an interrupt may have left, on its way out of here
         try:
             self._take(timeout_s, time.monotonic() + timeout_s)
             if not self._is_repaired or self._disk.read(self._fd, 1, 0) != self._CLEAN:
                 self._repair()
             yield
         finally:
-            self._release()
+            self.release()
 
     def _take(self, timeout_s: float, deadline: float) -> None:
         while True:
@@ -206,9 +206,10 @@ class WriteLock:
             # If somebody deleted the file, other processes lock another one: try again.
             if self._disk.is_at(self._fd, "lock"):
                 return
-            self._release()
+            self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Unlock, if this process has the lock."""
         if self._fd >= 0:
             # Unlock explicitly: when another thread forked just now, the child has the file open
             # too, and closing ours would not unlock it.

@@ -413,6 +413,9 @@ class MemoryBackend:
     def before_fork(self) -> None:
         """A child gets its own copy of everything."""
 
+    def roll_back(self) -> None:
+        """No transaction stays open between two calls."""
+
     def close(self) -> None:
         """Nothing to release: the records live as long as this object."""
 

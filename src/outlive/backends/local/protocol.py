@@ -84,6 +84,10 @@ class Local(Protocol):
         """Put away what a child must not inherit; the next call takes it up again."""
         ...
 
+    def roll_back(self) -> None:
+        """Undo what a call has left half done that was interrupted, as by Ctrl-C."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -143,6 +147,14 @@ class LocalCalls:
 
     def _alarm(self) -> Alarm:
         raise NotImplementedError
+
+
+def reentered() -> StoreBusy:
+    """Return the error of a call from within another one of the same Python thread."""
+    return StoreBusy(
+        "this Python thread is in the middle of another call to this store, which a signal handler interrupted; "
+        "let the handler set a flag, and call the store after the other call has returned"
+    )
 
 
 def busy(timeout_s: float | None) -> StoreBusy:

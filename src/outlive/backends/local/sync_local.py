@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from outlive.backend import Commit, Receipt, outcome_unknown, shortest_timeout
 from outlive.backends.local.fork import keep_for_fork
-from outlive.backends.local.protocol import Local, LocalCalls, P, T, busy
+from outlive.backends.local.protocol import Local, LocalCalls, P, T, busy, reentered
 from outlive.backends.local.watch import ThreadAlarm, bell_of
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
 from outlive.runtime.fork import reset_in_child
@@ -52,12 +52,22 @@ class SyncLocal(LocalCalls):
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Commit at once if nobody else is at it, else wait in the queue for the lock."""
+        if self.local.lock._is_owned():
+            return [reentered() for _ in commits]
         if len(commits) == 1 and not self._queue:
             try:
                 if self.local.lock.acquire(blocking=False):
                     return [self._commit_now(commits[0])]
+            except BaseException:
+                self._roll_back()
+                raise
             finally:
-                self._release()
+                # Here and below not in a method: an interrupt at its entry would keep the lock. The
+                # lock itself knows its owner: an interrupt may come before an attribute is set.
+                try:
+                    self.local.lock.release()
+                except RuntimeError:
+                    pass  # it was not acquired
         return self._commit_queued(commits)
 
     def _commit_now(self, commit: Commit) -> Receipt | OutliveError:
@@ -91,10 +101,14 @@ class SyncLocal(LocalCalls):
                 self._give_up(own, timeout_s)
         except BaseException:
             # Interrupted: the caller continues without it, so no other thread may commit it later.
+            self._roll_back()
             self._give_up(own, timeout_s)
             raise
         finally:
-            self._release()
+            try:
+                self.local.lock.release()
+            except RuntimeError:
+                pass  # it was not acquired in time
         return [waiting.result or outcome_unknown(waiting.commit) for waiting in own]
 
     def _acquire(self, timeout_s: float | None) -> bool:
@@ -106,15 +120,10 @@ class SyncLocal(LocalCalls):
             with contextlib.suppress(ValueError):  # interrupted before it was there
                 self._waiting.remove(me)
 
-    def _release(self) -> None:
-        """Release the lock if this thread owns it.
-
-        Ask the lock itself: an interrupt may come before an attribute is set.
-        """
-        try:
-            self.local.lock.release()
-        except RuntimeError:
-            pass  # it was not acquired in time
+    def _roll_back(self) -> None:
+        """Undo what an interrupted call of this thread has left half done, before the lock is released."""
+        if self.local.lock._is_owned():
+            self.local.roll_back()
 
     def _give_up(self, own: Sequence[_Waiting], timeout_s: float | None) -> None:
         """Leave the queue. The outcome of a commit that another thread is writing stays unknown."""
@@ -144,14 +153,22 @@ class SyncLocal(LocalCalls):
     async def _call(
         self, wait_s: float | None, method: Callable[P, T], /, *args: P.args, **options: P.kwargs
     ) -> T:
+        if self.local.lock._is_owned():
+            raise reentered()
         try:
             if not self._acquire(wait_s):
                 raise busy(wait_s)
             if self._closed:
                 raise StoreClosed
             return method(*args, **options)
+        except BaseException:
+            self._roll_back()
+            raise
         finally:
-            self._release()
+            try:
+                self.local.lock.release()
+            except RuntimeError:
+                pass  # it was not acquired in time
             # A thread that reads in a loop would take the lock again before the others wake up.
             if self._waiting:
                 time.sleep(_YIELD_S)

@@ -8,8 +8,10 @@ commit from the start. So there is one place for every refusal and for every kin
 The road reads nothing of a thread that this process has written before. It remembers the row of the
 thread and that of its head as it wrote or read them last, and the updates compare every column with
 what is stored: a row that another process wrote, or that was damaged, is not found. The newest
-checkpoint of the index is compared in the same way. A transaction that is rolled back forgets what
-was remembered.
+checkpoint of the index is compared in the same way. The keys of chunks are remembered with the row
+of their thread, and count only while that is the stored one: a file that was restored from a backup
+under an open store may have other chunks in the same generation. A transaction that is rolled back
+forgets what was remembered.
 """
 
 from __future__ import annotations
@@ -60,27 +62,25 @@ class Unusual(Exception):
 
 
 class ThreadRows(NamedTuple):
-    """The row of a thread, and that of the head of its root namespace."""
+    """The row of a thread, that of the head of its root namespace, and the keys of its chunks by name."""
 
     thread: ThreadColumns
     head: HeadColumns
+    keys: dict[bytes, int]
 
 
 class Remembered:
-    """What this process knows of threads: their rows, and the keys of their chunks by name."""
+    """The rows of threads as this process wrote or read them last."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, ThreadRows] = {}
-        self._keys: dict[bytes, tuple[int, dict[bytes, int]]] = {}
 
-    def chunk_keys(self, digest: bytes, generation: int) -> dict[bytes, int]:
-        """Return the keys of a thread in a generation, which keeps all chunks."""
-        known = self._keys.get(digest)
-        if known is None or known[0] != generation:
-            if len(self._keys) >= _MAX_THREADS:
-                self._keys.pop(next(iter(self._keys)))
-            known = self._keys[digest] = (generation, {})
-        return known[1]
+    def chunk_keys(self, digest: bytes, stored: ThreadColumns | None, generation: int) -> dict[bytes, int]:
+        """Return what is known of the chunks of a thread; a generation keeps all of them."""
+        known = self.rows.get(digest)
+        if known is None or known.thread != stored or known.thread.generation != generation:
+            return {}
+        return known.keys
 
     def keep(self, digest: bytes, rows: ThreadRows) -> None:
         """Keep the rows of a listed thread with a head; others take the general road."""
@@ -94,7 +94,6 @@ class Remembered:
     def forget(self) -> None:
         """Drop everything: what a transaction that was rolled back wrote is not true."""
         self.rows.clear()
-        self._keys.clear()
 
 
 def is_ordinary(commit: Commit) -> bool:
@@ -135,12 +134,12 @@ def _read(db: apsw.Connection, thread: ThreadKey) -> ThreadRows | None:
         and head.checksum == checksum(thread.digest, "", *head[:-1])
         and (head.thread, head.revision) == (columns.key, columns.revision)
     )
-    return ThreadRows(columns, head) if is_sound else None
+    return ThreadRows(columns, head, {}) if is_sound else None
 
 
 def _is_expected(commit: Commit, rows: ThreadRows) -> bool:
     """Tell whether a commit fits what is remembered, which the updates compare with what is stored."""
-    thread, head = rows
+    thread, head, _ = rows
     return (
         (commit.generation is None or commit.generation == thread.generation)
         and (commit.expect_head is None or commit.expect_head == ("", unescape(head.id)))
@@ -171,8 +170,7 @@ class _Append:
         self._db = db
         self._commit = commit
         self._remembered = remembered
-        self._thread, self._head = rows
-        self._keys = remembered.chunk_keys(commit.thread.digest, self._thread.generation)
+        self._thread, self._head, self._keys = rows
         self._now = time.time_ns() // 1000
 
     def run(self) -> Receipt | None:
@@ -198,7 +196,7 @@ class _Append:
                 self._put_writes(thread.key)
         except apsw.ConstraintError as error:  # an id, a write or a chunk is stored already
             raise Unusual from error
-        self._remembered.keep(digest, ThreadRows(thread, head))
+        self._remembered.keep(digest, ThreadRows(thread, head, self._keys))
         return Receipt(thread.generation, thread.revision, records, writes=commit.writes)
 
     def _find_chunks(self) -> bool:
@@ -276,7 +274,9 @@ class _Append:
             changes[write.checkpoint_key] = (count + 1, total ^ int.from_bytes(row[-1]))
         for (namespace, checkpoint), (count, change) in changes.items():
             where = (key, escape(namespace), escape(checkpoint))
-            old = fetch_one(self._db, READ_TALLY, where) or (0, bytes(8), None)
-            if old[2] is not None and old[2] != checksum(*where, *old[:2]):
-                raise Unusual
-            self._db.execute(PUT_TALLY, tally_row(where, old[0] + count, int.from_bytes(old[1]) ^ change))
+            old = fetch_one(self._db, READ_TALLY, where)
+            if old is not None:
+                if old[2] != checksum(*where, *old[:2]):
+                    raise Unusual
+                count, change = old[0] + count, int.from_bytes(old[1]) ^ change
+            self._db.execute(PUT_TALLY, tally_row(where, count, change))

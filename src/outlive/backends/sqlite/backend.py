@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -55,6 +56,7 @@ from outlive.errors import Corrupt, OutliveError
 T = TypeVar("T")
 _CommitOne = Callable[[apsw.Connection, Commit], Receipt]
 _BUSY_S = 30.0
+_LEAST_S = 0.001  # the shortest wait that SQLite knows
 _ID = ThreadColumns._fields.index("id")
 _END = (1 << 63) - 1  # after every moment
 _VACUUM_PAGES = 4000  # freed after a deletion at most: a bounded pause for others
@@ -91,6 +93,9 @@ class SQLiteBackend:
 
     def before_fork(self) -> None:
         self._connection.before_fork()
+
+    def roll_back(self) -> None:
+        self._connection.roll_back_open()
 
     def close(self) -> None:
         if self._has_freed and self._connection.is_open:
@@ -129,10 +134,12 @@ class SQLiteBackend:
         Each is stored or refused on its own.
         """
         busy_s = min([commit.timeout_s or self._busy_s for commit in commits], default=self._busy_s)
+        start = time.monotonic()
         try:
             results = self._commit_together(commits, busy_s, self._commit)
-        except Unusual:  # the transaction is rolled back: take the general road
-            results = self._commit_together(commits, busy_s, self._decide)
+        except Unusual:  # the transaction is rolled back: take the general road in the time that is left
+            left_s = max(busy_s - (time.monotonic() - start), _LEAST_S)
+            results = self._commit_together(commits, left_s, self._decide)
         for result in results:
             if isinstance(result, Receipt) and (result.freed or result.removed):
                 self._free_pages(commits)

@@ -110,6 +110,7 @@ class Connection:
                 self._timeout_s = busy_s
             db.execute(f"begin {kind}")
         except BaseException:
+            self._timeout_s = 0.0  # an interrupt may have come before it was noted
             self.roll_back(db)
             raise
         return db
@@ -123,6 +124,12 @@ class Connection:
         self._on_rollback()
         with contextlib.suppress(apsw.Error):
             db.execute("rollback")
+
+    def roll_back_open(self) -> None:
+        """Roll back the transaction that an interrupted call has left open, if there is one."""
+        db = self._connection
+        if db is not None and db.in_transaction:
+            self.roll_back(db)
 
     def acknowledge(self, db: apsw.Connection) -> None:
         """Note that a commit is done.

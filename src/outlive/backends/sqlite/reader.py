@@ -107,6 +107,8 @@ class Reader(SQLiteView):
                 self._db, "select data from chunk where thread = ? and name = ?", (self.key, name)
             )
             if row is not None:
+                if not isinstance(row[0], bytes):  # a column of any type can hold any other
+                    raise self._corrupt(f"the row of chunk {name.hex()} is damaged")
                 chunks[name] = row[0]
         return chunks
 

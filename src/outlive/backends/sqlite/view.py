@@ -141,6 +141,11 @@ class SQLiteView:
                 _greatest(row.created_at),
             )
 
+    @property
+    def row(self) -> ThreadColumns | None:
+        """The row of the thread as it is stored; it may be damaged."""
+        return self._unchecked.row
+
     def _corrupt(self, problem: str, checkpoint: str | None = None) -> Corrupt:
         return Corrupt(problem, thread=self.thread.id, checkpoint=checkpoint)
 

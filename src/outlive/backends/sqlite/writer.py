@@ -51,7 +51,7 @@ class Writer:
         self._remembered = remembered
         self._root: HeadColumns | None = None  # the head of the root namespace, as it was put
         # Of chunks, by name.
-        self._keys = remembered.chunk_keys(view.thread.digest, effect.counters.generation)
+        self._keys = remembered.chunk_keys(view.thread.digest, view.row, effect.counters.generation)
         # Namespace → (epoch, seq, id, checksum) of the checkpoint that was put last.
         self._last: dict[str, tuple[int, int, str, bytes]] = {}
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
@@ -158,7 +158,7 @@ class Writer:
         check = checksum(*fields)
         if self._root is not None:
             row = ThreadColumns(*fields, check)
-            self._remembered.keep(view.thread.digest, ThreadRows(row, self._root))
+            self._remembered.keep(view.thread.digest, ThreadRows(row, self._root, self._keys))
         columns = (
             "generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
             "entries = ?, stored = ?, created_at = ?, updated_at = ?, metadata_version = ?, checksum = ? where key = ?"
