@@ -243,10 +243,14 @@ class EffectContract(Contract):
         store._engine.events._watchers = (told.append,)
         run: Any = await store.run("t", run_id="r", lease_s=0.3, progress_s=0.5).start()
         end = time.monotonic() + PATIENCE_S
+
+        async def handle(run: Any) -> None:
+            await run.step("s", int)
+
         resumed: list[Any] = []
         while not resumed and time.monotonic() < end:
             await trial.sleep(0.1)
-            resumed = (await other.recover({"*": lambda run: run.step("s", int)})).resumed
+            resumed = (await other.recover({"*": trial.handler(handle)})).resumed
         assert [info.id for info in resumed] == ["r"]
         assert [event.run for event in told if event.name == "stall"] == ["r"]
         with pytest.raises(LeaseLost):
