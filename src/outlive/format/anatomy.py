@@ -1,9 +1,9 @@
 """How objects of a data class are taken apart, and put together again without running its code.
 
 A data class is a dataclass, a pydantic model (of version 2 or `pydantic.v1`), a `msgspec.Struct`, an
-attrs class, a namedtuple, an Enum, or a subclass of a built-in type. An object is stored as its fields. It is restored, not made:
-neither `__new__` nor `__init__`, neither `__post_init__` nor a validator of the class is called,
-and no property or `__setattr__` of it. What may run is a default: a field that the class has got
+attrs class, a namedtuple, an Enum, or a subclass of a built-in type. An object is stored as its
+fields. It is restored, not made: neither `__new__` nor `__init__`, neither `__post_init__` nor a
+validator of the class is called, and no property or `__setattr__` of it. What may run is a default: a field that the class has got
 since takes its default or the result of its default factory.
 
 Stored bytes are hostile. They choose the values of fields, as they do for every dict, and nothing
