@@ -20,16 +20,9 @@ LONG = bool(os.environ.get("OUTLIVE_LONG"))
 SEED = int(os.environ.get("OUTLIVE_SEED") or (random.SystemRandom().randrange(1 << 32) if LONG else 1))
 
 BACKENDS = ("memory", "file", "sqlite", "postgres", "redis")
-_LOCAL, _SERVED = ("memory", "file", "sqlite"), ("postgresql", "redis")
-_ENGINES = (*_LOCAL, *_SERVED)
-_ABOVE_ENGINES = (
-    "adapters",
-    "api",
-    "encryption",
-    "runs",
-    "threads",
-)  # folders of what is written once, above all engines
-_ABOVE_STORES = ("cli",)  # and of what only passes on what a store says
+_ENGINES = ("memory", "file", "sqlite", "postgresql", "redis")
+# Folders of what is written once, above all engines.
+_ABOVE_ENGINES = ("adapters", "api", "cli", "encryption", "runs", "threads")
 TESTS = Path(__file__).parent
 _SCHEMES = {"postgres": "postgresql"}  # what tests call a backend that has another name in URLs
 
@@ -89,9 +82,9 @@ def is_of_long_mode(item):
 def repeated(items):
     """Return the tests that repeat another one on an engine or in an I/O mode that makes no difference to what they claim.
 
-    One local engine and one server are enough for what is written above all engines; one engine for what only passes on what
-    a store says; one mode for what is written above both. Which it is differs from test to test. What each engine promises by itself is in the other folders: the contract,
-    its own tests, kills and forks.
+    One engine is enough for what is written above all engines, and one mode for what is written
+    above both; which it is differs from test to test. What each engine promises by itself is in the
+    other folders: the contract, its own tests, kills and forks.
     """
     groups = {}
     for item in items:
@@ -100,10 +93,8 @@ def repeated(items):
             continue
         parameters = item.callspec.id.split("-")
         engines = [parameter for parameter in parameters if parameter in _ENGINES]
-        if folder in _ABOVE_STORES and len(engines) == 1:
+        if folder in _ABOVE_ENGINES and len(engines) == 1:
             choice, choices = engines[0], _ENGINES
-        elif folder in _ABOVE_ENGINES and len(engines) == 1:
-            choice, choices = engines[0], _LOCAL if engines[0] in _LOCAL else _SERVED
         elif (choice := item.callspec.params.get("rig")) in IO_MODES:
             choices = tuple(IO_MODES)
         else:
