@@ -101,6 +101,14 @@ class Old(pydantic.v1.BaseModel):
     n: int
 
 
+@dataclass
+class Closing:
+    n: int
+
+    def __del__(self):
+        pass
+
+
 class Outer:
     @dataclass
     class Inner:
@@ -173,6 +181,7 @@ ROWS: dict[str, list[Any]] = {
     "subclasses of `numpy.ndarray`, arrays of objects or records": [
         numpy.ma.masked_array([1, 2], [True, False]), numpy.array([object()]), numpy.zeros(2, dtype=[("a", "i4")]),
     ],
+    "data classes with a `__del__`, which a row could make run": [Closing(1)],
     "functions, classes, connections, open files": [len, lambda: 1, Leg, threading.Lock(), (n for n in ())],
 }  # fmt: skip
 

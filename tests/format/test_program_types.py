@@ -320,6 +320,38 @@ class WithMeta(metaclass=Meta):
     pass
 
 
+@dataclasses.dataclass
+class Closing:
+    path: str = "a"
+
+    def __del__(self):
+        calls.append("Closing.__del__")
+
+
+class Plugin(msgspec.Struct):
+    def __init_subclass__(cls, **options):
+        calls.append("Plugin.__init_subclass__")
+        super().__init_subclass__(**options)
+
+
+class Noting(Plugin):
+    a: int = 1
+
+    def __post_init__(self):
+        calls.append("Noting.__post_init__")
+
+
+class FlagMeta(enum.EnumMeta):
+    def __call__(cls, *args, **options):
+        calls.append("FlagMeta.__call__")
+        return super().__call__(*args, **options)
+
+
+class Marks(enum.Flag, metaclass=FlagMeta):
+    FIRST = 1
+    SECOND = 2
+
+
 @pytest.mark.parametrize(
     "tag",
     [
@@ -327,7 +359,7 @@ class WithMeta(metaclass=Meta):
         f"{HERE}:effect", f"{HERE}:Plain", f"{HERE}:Failure", f"{HERE}:calls", f"{HERE}:noted", f"{HERE}:subprocess.Popen",
         f"{HERE}:pydantic", f"{HERE}:collections.OrderedDict", f"{HERE}:Plan.__init__", f"{HERE}:Plan.__class__",
         f"{HERE}:Model.model_fields", f"{HERE}:local.<locals>.Missing", f"{HERE}:", ":", ":Plan", f"{HERE}:Plan.", "a:b:c",
-        f"{HERE}:WithMeta", f"{HERE}:T", f"{HERE}: Plan", "no.such.module:Plan", "__main__:__builtins__",
+        f"{HERE}:WithMeta", f"{HERE}:Closing", f"{HERE}:Noting", f"{HERE}:T", f"{HERE}: Plan", "no.such.module:Plan", "__main__:__builtins__",
     ],
 )  # fmt: skip
 def test_a_hostile_name_is_refused_and_runs_nothing(tag):
@@ -335,6 +367,22 @@ def test_a_hostile_name_is_refused_and_runs_nothing(tag):
     with pytest.raises(UnknownTag):
         codec().unpack(stored(tag))
     assert calls == []
+
+
+def test_several_flags_are_restored_past_a_metaclass():
+    both = Marks.FIRST | Marks.SECOND
+    calls.clear()
+    assert codec().unpack(stored(f"{HERE}:Marks", 3)) is both
+    assert calls == []
+
+
+def test_a_class_with_a_finalizer_is_stored_when_the_program_registers_it():
+    with pytest.raises(Unencodable, match=r"Closing has a __del__.*outlive.register\(Closing\)"):
+        codec().pack(Closing())
+    registry = Registry()
+    registry.add(Closing, f"{HERE}:Closing")
+    registered = Codec(ProgramTypes(registry))
+    assert registered.unpack(registered.pack(Closing("b"))) == Closing("b")
 
 
 def test_a_class_is_not_reached_through_a_module_that_only_imports_it():

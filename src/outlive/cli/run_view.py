@@ -11,7 +11,7 @@ from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.output.escape import quote_argument
 from outlive.cli.output.ids import shorten_ids
 from outlive.cli.output.items import USAGE_FIELDS, question_item, run_details, run_item
-from outlive.cli.output.opaque import unwrap
+from outlive.cli.output.opaque import read_packed, unwrap
 from outlive.cli.output.table import Column, print_fields, print_table, standing_style
 from outlive.cli.output.units import (
     format_age,
@@ -310,7 +310,7 @@ def show_run(view: RunView, full: bool) -> None:
             ("started", format_time(info.started_at)),
             ("updated", format_time(info.updated_at)),
             ("ended", format_time(info.ended_at)),
-            ("prompt", "" if info.prompt is None else one_line(info.prompt, room)),
+            ("prompt", "" if info.prompt is None else one_line(read_packed(info.prompt), room)),
             ("error", info.error or ""),
         ]
     )

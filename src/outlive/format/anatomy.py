@@ -1,9 +1,9 @@
 """How objects of a data class are taken apart, and put together again without running its code.
 
 A data class is a dataclass, a pydantic model (of version 2 or `pydantic.v1`), a `msgspec.Struct`, an
-attrs class, a namedtuple, an Enum, or a subclass of a built-in type. An object is stored as its fields. It is restored, not made:
-neither `__new__` nor `__init__`, neither `__post_init__` nor a validator of the class is called,
-and no property or `__setattr__` of it. What may run is a default: a field that the class has got
+attrs class, a namedtuple, an Enum, or a subclass of a built-in type. An object is stored as its
+fields. It is restored, not made: neither `__new__` nor `__init__`, neither `__post_init__` nor a
+validator of the class is called, and no property or `__setattr__` of it. What may run is a default: a field that the class has got
 since takes its default or the result of its default factory.
 
 Stored bytes are hostile. They choose the values of fields, as they do for every dict, and nothing
@@ -56,6 +56,11 @@ def is_data_class(cls: type) -> bool:
     return _find(cls) is not None
 
 
+def has_finalizer(cls: type) -> bool:
+    """Tell whether code of a class runs when an object of it is no longer used."""
+    return "__del__" in _names(cls)
+
+
 def _find(cls: type) -> Callable[..., Anatomy] | None:
     # By what stands in the class, never by getattr on it: a metaclass may answer with code.
     names = _names(cls)
@@ -64,7 +69,7 @@ def _find(cls: type) -> Callable[..., Anatomy] | None:
     if issubclass(cls, enum.Enum):
         return _enum
     if "__struct_fields__" in names:
-        return _struct
+        return None if _notices_copies(cls, names) else _struct
     if issubclass(cls, tuple) and "_fields" in names:
         return _namedtuple
     if issubclass(cls, PLAIN_BASES):
@@ -76,6 +81,13 @@ def _find(cls: type) -> Callable[..., Anatomy] | None:
     if "__pydantic_fields__" in names:
         return _pydantic
     return _pydantic_1 if {"__fields_set__", "__validators__", "__post_root_validators__"} <= names else None
+
+
+def _notices_copies(cls: type, names: set[str]) -> bool:
+    """Tell whether code of a Struct would run when `_struct` makes a class like it."""
+    bases = type.mro(cls)[:-1]  # the last is object, which has one that does nothing
+    is_told = any("__init_subclass__" in type.__getattribute__(base, "__dict__") for base in bases)
+    return is_told and "__post_init__" in names
 
 
 def _is_computed(cls: Any, name: str) -> bool:
@@ -432,7 +444,7 @@ def _enum(cls: Any) -> Anatomy:
                 return member  # (NaN is not equal to itself)
         # Only the code of `enum` itself may make the union of several flags.
         if issubclass(cls, enum.Flag) and _is_plain_flag(cls) and type(value) is int:
-            return cls(value)
+            return enum.EnumMeta.__call__(cls, value)  # past a metaclass of the program
         raise TypeError(f"{cls.__qualname__} has no member with this value")
 
     return Anatomy(lambda member: member._value_, decode)

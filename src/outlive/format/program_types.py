@@ -16,12 +16,12 @@ the program has made, in this order:
    equal to one of `Box[int]`. Making `Box[int]` would run code of the program.
 
 The class must call itself by that name, so nothing is reached through a module that only imports
-it, and it must be a data class: no function, no module, no class of another kind. Nothing is
-imported and nothing is called: modules and classes are read by their `__dict__`, past any
-`__getattr__`, and objects are restored without running code of their class. So stored bytes can at
-most make an object of another data class of the program than was saved, with fields of their
-choice. A program that treats some class as a proof of something should not load what others can
-write; `strict` stores refuse all but registered types.
+it, and it must be a data class: no function, no module, no class of another kind, none with a
+`__del__`, which would run later. Nothing is imported and nothing is called: modules and classes are
+read by their `__dict__`, past any `__getattr__`, and objects are restored without running code of
+their class. So stored bytes can at most make an object of another data class of the program than
+was saved, with fields of their choice. A program that treats some class as a proof of something
+should not load what others can write; `strict` stores refuse all but registered types.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 from outlive.errors import UnknownTag
-from outlive.format.anatomy import anatomy_of, is_data_class
+from outlive.format.anatomy import anatomy_of, has_finalizer, is_data_class
 from outlive.format.registry import NATIVE, RegisteredType, Registry, tag_of
 
 _MOST = 10_000  # classes that are remembered: a program that makes classes in a loop must not grow
@@ -95,13 +95,18 @@ class ProgramTypes(Registry):
 
     def advice(self, cls: type) -> str:
         """Say what to do so that objects of a class can be stored."""
+        if is_data_class(cls) and has_finalizer(cls):
+            return (
+                f"{cls.__module__}.{cls.__qualname__} has a __del__, which would run for whatever stored data names it; "
+                f"if that is harmless, call outlive.register({cls.__name__})"
+            )
         return (
             f"{cls.__module__}.{cls.__qualname__} is no data class (dataclass, pydantic model, namedtuple, Enum, ...); "
             f"convert it, or call outlive.register({cls.__name__}, encode=..., decode=...)"
         )
 
     def _learn(self, cls: type) -> RegisteredType | None:
-        if cls in NATIVE or cls.__module__ in ("builtins", "numpy"):
+        if cls in NATIVE or cls.__module__ in ("builtins", "numpy") or has_finalizer(cls):
             return None
         anatomy = anatomy_of(cls, drop=self._drop)
         if anatomy is None:
@@ -190,7 +195,7 @@ def _place(module: str, path: tuple[str, ...]) -> _Place | None:
 def _is_of(cls: type, tag: str) -> bool:
     """Tell whether a class is a data class, and calls itself by the name in a tag."""
     is_ours = _own(cls, "__module__") == tag.partition(":")[0]
-    return is_ours and tag_of(cls) == tag and is_data_class(cls)
+    return is_ours and tag_of(cls) == tag and is_data_class(cls) and not has_finalizer(cls)
 
 
 def _own(cls: type, name: str) -> Any:

@@ -180,6 +180,13 @@ class Waits(KnownWaits):
             raise Unanswered(self._run.id, missed)
         return {each.name: self._value(each, waits[each.name], default) for each in asked}
 
+    def first_asked(self, name: str) -> Question | None:
+        """Return a question as the run has asked it before; None if it has not."""
+        wait = self._known.get(name)
+        if wait is None or wait.digest is None or wait.type != QUESTION:
+            return None
+        return Question(wait.payload, wait.schema)
+
     async def ask_any(
         self, questions: Mapping[str, Any], timeout_s: float | None, default: Any
     ) -> tuple[str | None, Any]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import uuid
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import ormsgpack
 import pytest
@@ -23,7 +23,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import add_messages
 from langgraph.types import Command, Interrupt, Overwrite, Send
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 import outlive
 from adapters.langgraph.graphs import Driver, line, thread
@@ -293,6 +293,33 @@ def test_a_value_that_a_permissive_saver_stored_is_not_imported_by_a_strict_one(
             saver.get_tuple(at())
     assert name not in sys.modules
     assert not sprung.exists()
+
+
+class Effective(BaseModel):
+    """A model whose validator has an effect."""
+
+    x: int = 1
+    calls: ClassVar[list[str]] = []
+
+    @field_validator("x")
+    @classmethod
+    def check(cls, x):
+        cls.calls.append("validator")
+        return x
+
+
+@pytest.mark.parametrize("options", [{}, {"types": [Effective]}, {"types": [Effective], "strict": True}])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_row_in_the_form_of_langgraph_calls_no_data_class_of_the_program(url, options, is_nested):
+    with OutliveSaver(url, serde=JsonPlusSerializer()) as hostile:
+        put(hostile, "1", values={"a": Send("node", Effective()) if is_nested else Effective()})
+    Effective.calls.clear()
+    with OutliveSaver(url, **options) as saver:
+        with pytest.raises(outlive.errors.UnknownTag, match=r"Effective.*the serde that wrote it"):
+            saver.get_tuple(at())
+        put(saver, "2", values={"a": Effective.model_construct(x=2)})
+        assert value_of(saver, id="2") == Effective.model_construct(x=2)
+    assert Effective.calls == []
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,11 @@ class Plan(BaseModel):
     legs: list[Leg]
 
 
+class Hotel:
+    class Room(BaseModel):
+        number: int = 1
+
+
 class Trip(TypedDict, total=False):
     messages: Annotated[list, add_messages]
     plan: Annotated[Plan | None, "of the trip"]
@@ -108,6 +113,16 @@ def test_the_program_prints_the_classes_and_what_to_type(old, program):
     listed = json.loads(program(*call, "--type", f"{HERE}.Trip", "--json").out)["items"][0]
     assert listed["unknown_types"] == []
     assert listed["classes"][0] == {"name": f"{HERE}.Kind", "values": 9, "threads": 3, "is_known": True}
+
+
+def test_the_program_takes_a_class_inside_another(tmp_path, program):
+    with sqlite_saver(tmp_path / "rooms.db") as saver:
+        put(saver, "1", values={"room": Hotel.Room(number=7)}, thread="a")
+    target = f"sqlite:///{tmp_path}/new.db"
+    moved = program("import-langgraph", f"{tmp_path}/rooms.db", target, "--type", f"{HERE}.Hotel.Room")
+    assert moved.code == 0, moved.err
+    with OutliveSaver(target) as saver:
+        assert saver.get_tuple(graphs.on("a")).checkpoint["channel_values"]["room"] == Hotel.Room(number=7)
 
 
 @pytest.mark.parametrize("what", VALUES)

@@ -98,7 +98,11 @@ def test_a_terminal_or_a_log_sees_how_far_it_is(program, old):
     [
         (["--type", "Ticket"], "--type takes MODULE.CLASS"),
         (["--type", "nowhere.Ticket"], "there is no such module"),
-        (["--type", "os.path"], "has no class of that name"),
+        (["--type", "nowhere.inside.Ticket"], "there is no such module"),
+        (["--type", "os.path"], "there is no class of that name"),
+        (["--type", "collections.Inner"], "one inside another class is MODULE.Outer.Inner"),
+        (["--type", "collections.Counter[int]"], "the class of a state whose annotations have it"),
+        (["--type", "os..path"], "--type takes MODULE.CLASS"),
         (["--serde", "serde"], "--serde takes MODULE.NAME"),
         (["--serde", "nowhere.serde"], "there is no such module"),
         (["--serde", "os.sep"], "neither a serializer nor a function"),

@@ -19,7 +19,7 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from outlive.adapters.langgraph.packed_values import is_packed, pack, unpack
 from outlive.adapters.langgraph.values.codec import ValueCodec
@@ -126,20 +126,16 @@ def _payload(node: str, interrupt: Any, codec: ValueCodec) -> dict[str, Any]:
     payload = {"node": node, "id": interrupt.id}
     if not codec.is_open:
         return payload
-    value = to_jsonable_python(
-        _in_order(interrupt.value), bytes_mode="base64", fallback=lambda part: f"<{type(part).__qualname__}>"
-    )
+    try:
+        value = to_jsonable_python(
+            interrupt.value,
+            bytes_mode="base64",
+            fallback=lambda part: f"<{type(part).__qualname__}>",
+        )
+    except PydanticSerializationError:  # of code of the program; the value is in the checkpoint
+        value = f"<{type(interrupt.value).__qualname__}>"
     size = len(codec.pack(value))
     return {**payload, "value": value} if size <= _MOST_BYTES else {**payload, "value_bytes": size}
-
-
-def _in_order(value: Any) -> Any:
-    """Return a value whose sets are sorted: they have another order in every process, and a question must be the same."""
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=repr)
-    if type(value) is dict:
-        return {key: _in_order(item) for key, item in value.items()}
-    return [_in_order(item) for item in value] if type(value) in (list, tuple) else value
 
 
 def _schema(interrupt: Any) -> Any:

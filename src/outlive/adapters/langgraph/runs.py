@@ -191,9 +191,12 @@ class _GraphRun:
                 "a node calls interrupt() more than once, and this version of LangGraph gives all of them the same id; "
                 "update langgraph, or ask once in each node"
             )
-        answers = await self._run.ask_all(questions)
-        self._answered |= questions.keys()
-        return resumed_by(questions, answers, self._codec)
+        # The id says which interrupt it is. Its payload may look different in another process: the code of
+        # a model may have changed since, and a set has another order.
+        first = {name: self._run._waits.first_asked(name) or asked for name, asked in questions.items()}
+        answers = await self._run.ask_all(first)
+        self._answered |= first.keys()
+        return resumed_by(first, answers, self._codec)
 
     def stored_output(self) -> Any:
         """Return the output of a run that has ended."""

@@ -10,6 +10,7 @@ import datetime as dt
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from outlive.cli.output.opaque import read_packed
 from outlive.cli.output.values import to_json
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def run_details(
 ) -> dict[str, Any]:
     """Return what the item of a run has in addition when it is shown alone."""
     return {
-        "prompt": to_json(run.prompt),
+        "prompt": to_json(read_packed(run.prompt)),
         "result": to_json(run.result),
         "attributes": to_json(dict(run.attributes)),
         "exclusive": run.exclusive,
@@ -229,7 +230,7 @@ def question_item(question: QuestionInfo) -> dict[str, Any]:
         "schema": None if question.schema is None else to_json(dict(question.schema)),
         "asked_at": _iso(question.asked_at),
         "due_at": _iso(question.due_at),
-        "value": to_json(question.value),
+        "value": to_json(read_packed(question.value)),
         "by": question.by,
         "answered_at": _iso(question.answered_at),
         "refused": question.refused,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import ormsgpack
 
+from outlive.errors import Corrupt
 from outlive.format.codec import Codec
 from outlive.format.extensions import ADAPTERS, Opaque, Raw
 
@@ -13,6 +15,7 @@ _NAMED = 6  # as many codes of LangGraph's serializer hold objects with the name
 _TYPED = ADAPTERS.start + 8  # [type, bytes] as LangGraph's serializer returned them
 # A value of a graph as another serializer returned it, which alone can read it.
 SEALED = ADAPTERS.start + 9
+_PACKED = ["langgraph", "open"]  # how a record begins whose bytes can be read
 
 
 class OpaqueCodec(Codec):
@@ -20,6 +23,15 @@ class OpaqueCodec(Codec):
 
     def unpack(self, data: bytes, *, opaque: bool = True) -> Any:
         return super().unpack(data, opaque=True)
+
+
+def read_packed(value: Any) -> Any:
+    """Return the input of a graph, or an answer to it, that `run_graph` packed into a record; any other value as it is."""
+    if not (isinstance(value, list) and len(value) == 3 and value[:2] == _PACKED and type(value[2]) is bytes):
+        return value
+    with contextlib.suppress(Corrupt):
+        return OpaqueCodec().unpack(value[2])
+    return value
 
 
 def unwrap(value: Any) -> Any:

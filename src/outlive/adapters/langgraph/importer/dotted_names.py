@@ -14,23 +14,31 @@ from outlive.adapters.langgraph.values.user_types import Name
 from outlive.errors import BadArgument
 
 
-def named_types(names: Iterable[str]) -> list[Name]:
-    """Return the (module, class) of dotted names; modules in the working directory are found too."""
-    types: list[Name] = []
+def named_types(names: Iterable[str]) -> list[type | Name]:
+    """Return the classes of dotted names; modules in the working directory are found too."""
+    types: list[type | Name] = []
     for name in names:
-        module, kind = _parts("--type", "MODULE.CLASS, such as myapp.state.Ticket", name)
-        if not isinstance(_look("--type", module, kind), type):
-            raise BadArgument(f"--type {name}: {module} has no class of that name")
-        types.append((module, kind))
+        kind = _look("--type", "MODULE.CLASS, such as myapp.state.Ticket", name)
+        if not isinstance(kind, type):
+            raise BadArgument(f"--type {name}: there is no class of that name; {_advice(name)}")
+        types.append(kind)
+        module, _, attribute = name.rpartition(".")
+        if module in sys.modules:  # rows may name a class by the module from which it has moved
+            types.append((module, attribute))
     return types
+
+
+def _advice(name: str) -> str:
+    if "[" in name:
+        return "name the class of a state whose annotations have it, or call import_langgraph(types=[...])"
+    return "one inside another class is MODULE.Outer.Inner"
 
 
 def named_serde(name: str | None) -> SerializerProtocol | None:
     """Return the serializer of a dotted name, or what a function of that name returns."""
     if name is None:
         return None
-    module, attribute = _parts("--serde", "MODULE.NAME, such as myapp.checkpoints.serde", name)
-    serde = _look("--serde", module, attribute)
+    serde = _look("--serde", "MODULE.NAME, such as myapp.checkpoints.serde", name)
     if callable(serde):
         try:
             serde = serde()
@@ -48,17 +56,22 @@ def named_serde(name: str | None) -> SerializerProtocol | None:
 _METHODS = (("dumps_typed", "loads_typed"), ("dumps", "loads"))
 
 
-def _parts(option: str, wanted: str, name: str) -> tuple[str, str]:
-    module, _, attribute = name.rpartition(".")
-    if not module or not attribute:
+def _look(option: str, wanted: str, name: str) -> Any:
+    """Return what a dotted name means, None if its module has no such name."""
+    parts = name.split(".")
+    if len(parts) < 2 or not all(parts):
         raise BadArgument(f"{option} takes {wanted}, not {name!r}")
-    return module, attribute
-
-
-def _look(option: str, module: str, attribute: str) -> Any:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # an installed command does not search there
-    try:
-        return getattr(importlib.import_module(module), attribute, None)
-    except ImportError as error:
-        raise BadArgument(f"{option} {module}.{attribute}: there is no such module ({error})") from error
+    for size in range(len(parts) - 1, 0, -1):  # the longest module: the rest may be a class in a class
+        module = ".".join(parts[:size])
+        try:
+            value: Any = importlib.import_module(module)
+        except ImportError as error:
+            if size > 1 and isinstance(error, ModuleNotFoundError) and error.name == module:
+                continue
+            raise BadArgument(f"{option} {name}: there is no such module ({error})") from error
+        for part in parts[size:]:
+            value = getattr(value, part, None)
+        return value
+    raise AssertionError("the first part is always tried")

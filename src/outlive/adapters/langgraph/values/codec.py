@@ -49,6 +49,8 @@ class ValueCodec(Codec):
         super().__init__(_AllTypes(registry, serde if isinstance(serde, StrictSerializer) else None))
         self._serde = serde
         self.is_open = _is_open(serde)
+        # Of objects that are not stored by their fields.
+        self._objects = serde.without_data_classes() if type(serde) is StrictSerializer else serde
 
     # Packing
 
@@ -62,7 +64,7 @@ class ValueCodec(Codec):
         if is_lenient and isinstance(value, PLAIN_BASES):
             return None  # the serializer would make a plain one of it
         try:
-            kind, data = self._serde.dumps_typed(value)
+            kind, data = self._objects.dumps_typed(value)
         except TypeError as error:
             if str(error).startswith("Type is not msgpack serializable"):
                 return None  # the codec says what to do
@@ -86,15 +88,15 @@ class ValueCodec(Codec):
     def _revive(self, code: int, payload: bytes, hook: Hook) -> Any:
         if not FIRST <= code <= SEALED:
             return super()._revive(code, payload, hook)
-        if code < TYPED and isinstance(self._serde, StrictSerializer):
-            return self._serde.revive(code - FIRST, payload)
+        if code < TYPED and isinstance(self._objects, StrictSerializer):
+            return self._objects.revive(code - FIRST, payload)
         typed = (
             _typed(payload)
             if code >= TYPED
             else ("msgpack", ormsgpack.packb(ormsgpack.Ext(code - FIRST, payload)))
         )
         try:
-            return self._serde.loads_typed(typed)
+            return self._objects.loads_typed(typed)
         except OutliveError:
             raise
         except Exception as error:

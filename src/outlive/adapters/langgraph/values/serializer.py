@@ -59,6 +59,18 @@ class StrictSerializer(JsonPlusSerializer):
         """Tell whether objects of this class may be stored."""
         return name in SAFE_MSGPACK_TYPES or name in self._types
 
+    def without_data_classes(self) -> StrictSerializer:
+        """Return a serializer that knows no data class, and so calls none.
+
+        A saver stores their objects by their fields. Bytes that name one in LangGraph's way are not
+        its own, and to load them would run `__init__` and validators.
+        """
+        others = (kind or name for name, kind in self._types.items() if not self._is_data(kind))
+        return StrictSerializer(others, strict=self.is_strict)
+
+    def _is_data(self, kind: type | None) -> bool:
+        return kind is not None and self.user_types.of(kind) is not None
+
     # Packing
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
@@ -155,7 +167,7 @@ class StrictSerializer(JsonPlusSerializer):
                     "methods are never called by a stored name",
                 )
         elif not self.knows((module, name)):
-            raise UnknownTag(f"{module}.{name}", 1, f"pass OutliveSaver(..., types=[{name}]) if it is yours")
+            raise UnknownTag(f"{module}.{name}", 1, "pass the saver the serde that wrote it, if it is yours")
         try:
             return _build(code, self._types.get((module, name)) or _find(module, name), value, rest)
         except Exception as error:
