@@ -88,7 +88,7 @@ def test_metadata_is_there_for_people_with_a_sql_prompt(postgres_url):
         "select id, source, size, metadata->>'user' from outlive.checkpoint where metadata @> '{\"user\": \"ann\"}'",
     )
     assert [row[1:] for row in found] == [("loop", 4, "ann")]
-    assert sql(postgres_url, "select id, metadata->>'topic', checkpoints from outlive.thread") == [
+    assert sql(postgres_url, "select id, metadata_json->>'topic', checkpoints from outlive.thread") == [
         ("t", "storage", 1)
     ]
 
