@@ -35,7 +35,7 @@ VOLATILE = [
     (r"process \d+( on \S+)?", "PROCESS"),
     (r"in \d+ (min|h|d)\b", "IN"),
     (r"\d+@\S+", "OWNER"),
-    (r"\d+ (ms|s)( |$)", "TOOK "),
+    (r"[\d.]+ (ms|s)( |$)", "TOOK "),
     (r"opened in \d+ ms", "OPENED"),
     (r"\d+(\.\w+)+(-\w+)? on Python [\d.]+, \w+", "VERSION"),
     (r"ormsgpack .*", "PACKAGES"),

@@ -37,6 +37,9 @@ _LAZY = (
     "cli.stores",
 )
 
+# The last two measure the coverage of the program too.
+_KEPT = ("PATH", "HOME", "TMPDIR", "COVERAGE_PROCESS_CONFIG", "OUTLIVE_COVERAGE_FOLDER")
+
 
 @dataclass
 class Ended:
@@ -56,7 +59,7 @@ class Ended:
 
 
 def environment(**more):
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    kept = {name: value for name, value in os.environ.items() if name in _KEPT}
     return {**kept, "PYTHONPATH": SOURCE, "TZ": "UTC", "LANG": "C.UTF-8", "TERM": "xterm-256color", **more}
 
 

@@ -20,6 +20,7 @@ from outlive import FanOut, ModelResponse, PartialResponse, checkpoint_file
 from outlive.backends.file import disk as disk_module
 from outlive.errors import BadArgument, Corrupt, NewerFormat, StoreBusy, StoreFull
 from outlive.single_file import CheckpointFile
+from outlive.testing.patience import PATIENCE_S
 from rig.crash import ram_folder, rounds
 
 MODELS = ("claude", "gpt", "gemini")
@@ -211,7 +212,7 @@ def test_a_full_disk_leaves_what_was_there(folder, monkeypatch):
 
 
 def update_often(report, path, model, times):
-    file = checkpoint_file(path)
+    file = checkpoint_file(path, timeout_s=10 * PATIENCE_S)
     for turn in range(1, times + 1):
         file.update(model, {"text": f"{model} {turn}", "output_tokens": turn})
     file.mark_completed(model, {"text": f"{model} end", "output_tokens": times})
