@@ -427,11 +427,9 @@ def test_a_script_that_was_killed_continues_when_it_is_run_again(backend, url, w
 
 def test_the_example_of_a_service_loses_nothing():
     project = Path(__file__).resolve().parents[2]
-    # Without the measuring of coverage, which takes SIGTERM for itself.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     ended = subprocess.run(
         [sys.executable, project / "examples" / "worker_service.py", "demo"],
-        env={**env, "PYTHONPATH": str(project / "src")},
+        env={**os.environ, "PYTHONPATH": str(project / "src")},
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE_S,
