@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import median
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
@@ -18,7 +16,6 @@ from text import prose
 
 HUMAN, AI = 200, 1_000  # characters of a turn
 HISTORY = 50
-_WINDOW = 10
 _CONFIG: Any = {"configurable": {"thread_id": "talk"}}
 
 
@@ -37,50 +34,33 @@ def chat(saver: BaseCheckpointSaver[Any], seed: int = 7) -> Any:
     builder.add_node("answer", answer)
     builder.add_edge(START, "answer")
     builder.add_edge("answer", END)
-    return builder.compile(checkpointer=saver)
+    graph = builder.compile(checkpointer=saver)
+    graph.get_state({"configurable": {"thread_id": "warm-up"}})  # connects, and creates the tables
+    return graph
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a race of two savers gave: ours / theirs."""
-
-    invoke: float
-    get_state: float
-    history: float
-    race: Race
-
-
-def talk(ours: BaseCheckpointSaver[Any], theirs: BaseCheckpointSaver[Any], turns: int, laps: int) -> Result:
+def talk(
+    ours: BaseCheckpointSaver[Any], theirs: BaseCheckpointSaver[Any], turns: int, laps: int, seed: int
+) -> Race:
     """Let both savers keep the same conversation, turn by turn, then read it."""
-    race = Race()
+    race = Race(seed)
     graphs = {"ours": chat(ours), "theirs": chat(theirs)}
     rng = random.Random(8)
     with settled():
         for _ in range(turns):
-            said = prose(rng, HUMAN)
-            race.lap(**{lane: _turn(graph, said) for lane, graph in graphs.items()})
+            prompt = prose(rng, HUMAN)
+            race.lap(**{lane: _turn(graph, prompt) for lane, graph in graphs.items()})
         for _ in range(laps):
             race.lap(**{f"{lane} state": _state(graph) for lane, graph in graphs.items()})
         for _ in range(max(3, laps // 5)):
             race.lap(**{f"{lane} history": _history(graph) for lane, graph in graphs.items()})
     for lane, graph in graphs.items():
         assert len(graph.get_state(_CONFIG).values["messages"]) == 2 * turns, lane
-    return Result(
-        whole(race.wall_s["ours"]) / whole(race.wall_s["theirs"]),
-        race.ratio("ours state", "theirs state"),
-        race.ratio("ours history", "theirs history"),
-        race,
-    )
+    return race
 
 
-def whole(seconds: list[float]) -> float:
-    """Return the time of all turns: the median of each ten, ten times. A turn costs more the longer the talk is."""
-    windows = [seconds[at : at + _WINDOW] for at in range(0, len(seconds), _WINDOW)]
-    return sum(median(window) * len(window) for window in windows)
-
-
-def _turn(graph: Any, said: str) -> Callable[[], object]:
-    return lambda: graph.invoke({"messages": [HumanMessage(said)]}, _CONFIG)
+def _turn(graph: Any, prompt: str) -> Callable[[], object]:
+    return lambda: graph.invoke({"messages": [HumanMessage(prompt)]}, _CONFIG)
 
 
 def _state(graph: Any) -> Callable[[], object]:

@@ -35,6 +35,11 @@ def describe(folder: Path) -> str:
     )
 
 
+def load() -> float:
+    """Return the load average of the last minute."""
+    return round(os.getloadavg()[0], 1)
+
+
 def versions() -> str:
     python = f"{platform.python_implementation()} {platform.python_version()}"
     found = [f"{name} {number}" for name in _PACKAGES if (number := _version(name))]

@@ -1,7 +1,8 @@
 """Take times and sizes so that two sides of one run can be compared.
 
-The speed of a shared machine swings by a factor of two within minutes, so nothing here is meant to be read
-alone: the sides take turns inside one run, medians are compared, and the ratio is the result.
+The speed of a shared machine varies by a factor of two within minutes, so no time here is meant to be read alone. The
+sides take turns inside one run, and a run has several rounds. The result is the ratio of the means, the median of the
+rounds, with their range beside it: a median of single calls would hide what one side does only now and then.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
+
+ALL = slice(None)
 
 
 @contextmanager
@@ -67,3 +71,66 @@ class Race:
 
     def ratio(self, lane: str, other: str) -> float:
         return self.wall(lane) / self.wall(other)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Calls of one lane: seconds. CPU is process time of all threads, the mean of a call."""
+
+    total: float
+    mean: float
+    median: float
+    p99: float
+    cpu: float
+    low: float  # the lowest and the highest mean of a round
+    high: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One number per round: the median counts, the range is shown."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(median(values), min(values), max(values))
+
+
+class Rounds:
+    """Races of the same lanes, of which a part may be looked at: some laps, as a slice."""
+
+    def __init__(self, races: Sequence[Race]) -> None:
+        self.races = races
+
+    @property
+    def laps(self) -> int:
+        return max(len(taken) for taken in self.races[0].wall_s.values())
+
+    def stats(self, lane: str, part: slice = ALL) -> Stats:
+        """Describe a lane by the medians of its rounds."""
+        walls = [race.wall_s[lane][part] for race in self.races]
+        mean = Spread.of(self.wall(lane, part))
+        return Stats(
+            total=median(map(sum, walls)),
+            mean=mean.value,
+            median=median(map(median, walls)),
+            p99=median(quantile(wall, 0.99) for wall in walls),
+            cpu=median(self.cpu(lane, part)),
+            low=mean.low,
+            high=mean.high,
+        )
+
+    def wall(self, lane: str, part: slice = ALL) -> list[float]:
+        """Return the mean seconds of a call, by round."""
+        return [fmean(race.wall_s[lane][part]) for race in self.races]
+
+    def cpu(self, lane: str, part: slice = ALL) -> list[float]:
+        return [fmean(race.cpu_s[lane][part]) for race in self.races]
+
+
+def divide(values: Sequence[float], others: Sequence[float]) -> Spread:
+    """Divide round by round."""
+    return Spread.of([value / other for value, other in zip(values, others, strict=True)])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +19,6 @@ from psycopg_pool import AsyncConnectionPool
 
 from workloads import State
 
-NAME = "LangGraph's savers"
 _METADATA: CheckpointMetadata = {"source": "loop", "step": 1, "parents": {}}
 
 Saver: TypeAlias = BaseCheckpointSaver[Any]
@@ -62,6 +62,27 @@ async def aput(saver: Saver, config: RunnableConfig, prepared: Prepared) -> Runn
     return await saver.aput(config, checkpoint, _METADATA, versions)
 
 
+class PutLane:
+    """A lane of a race: put each state as the child of the one before."""
+
+    def __init__(self, saver: Saver) -> None:
+        self._saver = saver
+        self._config = thread()
+        self._prepared: Prepared | None = None
+        put(saver, thread("warm-up"), prepare({"step": 0}, 0))  # connects, and creates the tables
+
+    def __call__(self, state: State, step: int) -> Callable[[], None]:
+        self._prepared = prepare(state, step, self._prepared)
+        return partial(self._put, self._prepared)
+
+    def _put(self, prepared: Prepared) -> None:
+        self._config = put(self._saver, self._config, prepared)
+
+    def expect(self, state: State) -> None:
+        if state_of(self._saver, thread()) != state:
+            raise AssertionError("the peer's newest state is another state")
+
+
 def put_all(path: Path, states: Sequence[State], thread_id: str = "talk") -> None:
     """Put each state in turn, each the child of the one before, and close the file."""
     with sqlite(path) as saver:
@@ -83,8 +104,10 @@ def state_of(saver: Saver, config: RunnableConfig) -> State | None:
 
 
 @contextmanager
-def sqlite(path: Path) -> Iterator[SqliteSaver]:
+def sqlite(path: Path, synchronous: str = "full") -> Iterator[SqliteSaver]:
+    """As shipped; its documentation recommends no setting. FULL is what SQLite does when it is not told otherwise."""
     with SqliteSaver.from_conn_string(str(path)) as saver:
+        saver.conn.execute(f"pragma synchronous={synchronous}")
         yield saver
 
 
@@ -96,8 +119,9 @@ def postgres(url: str) -> Iterator[PostgresSaver]:
 
 
 @asynccontextmanager
-async def async_sqlite(path: Path) -> AsyncIterator[AsyncSqliteSaver]:
+async def async_sqlite(path: Path, synchronous: str = "full") -> AsyncIterator[AsyncSqliteSaver]:
     async with AsyncSqliteSaver.from_conn_string(str(path)) as saver:
+        await saver.conn.execute(f"pragma synchronous={synchronous}")
         yield saver
 
 

@@ -1,10 +1,11 @@
 """Measure outlive beside LangGraph's savers and beside the bare engine: SQLite, PostgreSQL, Valkey.
 
-    python bench/run.py                      everything, some minutes
-    python bench/run.py --quick              smaller sizes, under a minute
+    python bench/run.py                      everything, an hour or more
+    python bench/run.py --quick              smaller sizes, less than a minute each
     python bench/run.py --only disk,save     some figures
     python bench/run.py --write              everything, and publish it in README.md and docs/benchmarks.md
     python bench/run.py --write --only save  the same for some figures; the others stay as they were published
+    python bench/run.py --render             publish again what was measured, without measuring
 
 A missed bar is a row that says so, not a failing exit code.
 """
@@ -14,12 +15,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 
 import machine
-from figures import FIGURES
+from compare import Curve
+from figures import FIGURES, module
 from report import Report
+from results import Result, Results
 from scale import FULL, QUICK, Scale
 from table import HEADER, Row, line, rule
 
@@ -35,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", metavar="NAME,...", help=f"some of: {', '.join(FIGURES)}")
     parser.add_argument("--write", action="store_true", help="publish the results")
+    parser.add_argument("--render", action="store_true", help="publish what was measured before")
     parser.add_argument(
         "--dir", type=Path, help="put the stores here instead of the system's temporary folder"
     )
@@ -49,20 +54,25 @@ def _chosen(parser: argparse.ArgumentParser, only: str | None) -> list[str]:
     return names
 
 
-def _rows(names: Sequence[str], scale: Scale, folder: Path) -> Iterator[Row]:
-    """Run each figure in a room of its own, which is emptied before the next one starts."""
-    for name in names:
-        start = time.perf_counter()
-        with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=folder) as room:
-            yield from FIGURES[name].run(scale, Path(room))
-        print(f"  {name}: {time.perf_counter() - start:.0f} s", flush=True)
+def _measure(name: str, scale: Scale, folder: Path) -> Result:
+    """Run a figure in a room of its own, which is emptied before the next one starts."""
+    start, before = time.perf_counter(), machine.load()
+    result = Result(date.today().isoformat(), [before], [])
+    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=folder) as room:
+        for made in module(name).run(scale, Path(room)):
+            _keep(made, result)
+    result.load.append(machine.load())
+    print(f"  {name}: {time.perf_counter() - start:.0f} s, load average {before:.1f}", flush=True)
+    return result
 
 
-def _print(rows: Iterator[Row]) -> Iterator[Row]:
-    print(line(HEADER), rule(), sep="\n", flush=True)
-    for row in rows:
-        print(line(row.cells()), flush=True)
-        yield row
+def _keep(made: Row | Curve, result: Result) -> None:
+    if isinstance(made, Curve):
+        result.curves.append(made)
+        print(made.table(), flush=True)
+    else:
+        result.rows.append(made)
+        print(line(made.cells()), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -74,14 +84,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.dir is not None:
         tempfile.tempdir = str(options.dir.resolve())  # the servers make their folders there too
     machine.keep_memory()
+    results = Results.load()
     with tempfile.TemporaryDirectory(prefix="outlive-bench-") as folder:
-        where = machine.describe(Path(folder))
-        print(f"{where}\n{machine.versions()}\n")
+        scale = QUICK if options.quick else FULL
+        where, versions = machine.describe(Path(folder)), machine.versions()
+        print(f"{where}\n{versions}\n{scale.describe()}\nload average {machine.load():.1f}\n")
         if options.quick:
             print("Quick sizes: the bars are those of a full run.\n")
-        rows = list(_print(_rows(names, QUICK if options.quick else FULL, Path(folder))))
-    if options.write:
-        Report(rows, where, machine.versions(), is_whole=options.only is None).write(PROJECT)
+        print(line(HEADER), rule(), sep="\n", flush=True)
+        for name in [] if options.render else names:
+            results.figures[name] = _measure(name, scale, Path(folder))
+            if options.write:  # after each, so that a run that is interrupted keeps what it has measured
+                results.machine, results.versions, results.sizes = where, versions, scale.describe()
+                results.save(FIGURES)
+    if options.write or options.render:
+        Report(results).write(PROJECT)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Scale:
     steps: int  # saves of one conversation
-    tail: int  # the last saves of it, those that are timed against the peer
+    window: int  # steps of a curve's point; the last one is "at step N"
+    turns: int  # of a LangGraph conversation
+    size_saves: int  # of a state of each size
+    tail: int  # laps of other races
     rounds: int  # repetitions of a whole race
     laps: int  # repetitions of a single call
     live_runs: int  # of one process
@@ -29,10 +32,21 @@ class Scale:
     cached_threads: int  # threads of some 100 KB that fill the default cache, and then some
     swept: int  # threads of 100 checkpoints that a sweep goes over
     cache_bytes: int | None  # None: the library's default
+    ask_races: int  # on each backend
+    starts: int  # of a program
+
+    def describe(self) -> str:
+        return (
+            f"{self.steps:,} saves of a conversation, {self.turns} turns of a graph, {self.rounds} rounds "
+            f"({self.server_rounds} on a server), {self.savers} savers"
+        )
 
 
 FULL = Scale(
     steps=1_000,
+    window=50,
+    turns=200,
+    size_saves=50,
     tail=100,
     rounds=5,
     laps=30,
@@ -54,10 +68,15 @@ FULL = Scale(
     cached_threads=1_000,
     swept=1_000,
     cache_bytes=None,
+    ask_races=10_000,
+    starts=20,
 )
 
 QUICK = Scale(
     steps=200,
+    window=50,
+    turns=40,
+    size_saves=10,
     tail=40,
     rounds=2,
     laps=10,
@@ -79,4 +98,6 @@ QUICK = Scale(
     cached_threads=200,
     swept=50,
     cache_bytes=12 * 1024 * 1024,
+    ask_races=100,
+    starts=5,
 )

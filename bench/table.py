@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-HEADER = ("what", "measured", "bar", "verdict")
-_WIDTHS = (60, 60, 14, 7)
+HEADER = ("what", "measured", "better", "bar", "verdict")
+_WIDTHS = (60, 60, 6, 14, 7)
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,11 @@ class Row:
     bar: str = ""
     met: bool | None = None  # None: reported, not judged
     versus: Versus | None = None
+    better: str = ""  # "lower" or "higher"; a bar says it too
 
-    def cells(self) -> tuple[str, str, str, str]:
-        return self.what, self.measured, self.bar, {None: "", True: "met", False: "MISSED"}[self.met]
+    def cells(self) -> tuple[str, ...]:
+        better = self.better or {"<": "lower", ">": "higher"}.get(self.bar[:1], "")
+        return self.what, self.measured, better, self.bar, {None: "", True: "met", False: "MISSED"}[self.met]
 
 
 def figure(value: float) -> str:
@@ -40,6 +42,10 @@ def times(value: float) -> str:
 
 def milliseconds(seconds: float) -> str:
     return f"{figure(seconds * 1e3)} ms"
+
+
+def duration(seconds: float) -> str:
+    return milliseconds(seconds) if seconds < 1 else f"{figure(seconds)} s"
 
 
 def megabytes(count: float) -> str:
@@ -64,8 +70,8 @@ def within(what: str, seconds: float, bar_s: float, note: str = "", versus: Vers
     )
 
 
-def shown(what: str, measured: str) -> Row:
-    return Row(what, measured)
+def shown(what: str, measured: str, versus: Versus | None = None, better: str = "") -> Row:
+    return Row(what, measured, versus=versus, better=better)
 
 
 def line(cells: Iterable[str]) -> str:
@@ -76,16 +82,16 @@ def rule() -> str:
     return line("-" * width for width in _WIDTHS)
 
 
-def _markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(header)
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def full_table(rows: Iterable[Row]) -> str:
-    return _markdown(HEADER, (row.cells() for row in rows))
+    return markdown(HEADER, (row.cells() for row in rows))
 
 
 def short_table(rows: Iterable[Row], peer: str) -> str:
     compared = [(row.versus.what, row.versus.ours, row.versus.peer) for row in rows if row.versus]
-    return _markdown(("", "outlive", peer), compared)
+    return markdown(("", "outlive", peer), compared)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from dbos import DBOS, DBOSClient, DBOSConfig
 
@@ -12,17 +12,23 @@ NAME = "DBOS"
 
 
 @DBOS.step()
-def nothing() -> None:
-    """Do nothing, durably."""
+def keep(message: dict[str, Any]) -> dict[str, Any]:
+    """Return what DBOS then stores."""
+    return message
+
+
+_body: list[Callable[[], None]] = []
 
 
 @DBOS.workflow()
-def steps(count: int) -> float:
-    """Do so many steps and return the seconds that they took, without the workflow's own beginning and end."""
-    start = time.perf_counter()
-    for _ in range(count):
-        nothing()
-    return time.perf_counter() - start
+def inside() -> None:
+    """Run the body of `inside_workflow`: steps may only be called in a workflow."""
+    _body[0]()
+
+
+def inside_workflow(body: Callable[[], None]) -> None:
+    _body[:] = [body]
+    inside()
 
 
 QUEUE = "bench"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Self
@@ -11,7 +13,6 @@ import ormsgpack
 import psycopg
 import redis
 
-from measure import Race
 from workloads import State
 
 if sys.version_info >= (3, 14):
@@ -33,11 +34,6 @@ def zstd_ratio(state: State) -> float:
     return len(packed) / len(zstd.compress(packed, 1))
 
 
-def least(race: Race) -> float:
-    """Seconds that a save cannot do without: the bare engine, and two `packb`."""
-    return race.wall("bare") + 2 * race.wall("packb")
-
-
 class BareSQLite:
     """One table, one durable transaction per insert: WAL, synchronous=FULL."""
 
@@ -57,6 +53,27 @@ class BareSQLite:
         self._connection.execute("begin immediate")
         self._connection.execute("insert into piece(data) values (?)", (data,))
         self._connection.execute("commit")
+
+
+class JsonFile:
+    """The whole state as JSON in one file, replaced atomically and durably: no history, nothing to query."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._next = path, path.with_suffix(".next")
+
+    def write(self, state: State) -> None:
+        with open(self._next, "w", encoding="utf-8") as file:
+            json.dump(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(self._next, self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+    def read(self) -> State:
+        state: State = json.loads(self._path.read_bytes())
+        return state
 
 
 class BarePostgres:

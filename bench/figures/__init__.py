@@ -2,64 +2,47 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from types import ModuleType
 
-from figures import (
-    answers,
-    claim,
-    cpu,
-    dead_runs,
-    disk,
-    encrypted,
-    growth,
-    heartbeats,
-    langgraph_graph,
-    large,
-    listing,
-    load,
-    memory,
-    newest,
-    postgres_disk,
-    postgres_load,
-    postgres_save,
-    postgres_savers,
-    postgres_steps,
-    queue,
-    redis_save,
-    replicate,
-    save,
-    savers,
-    step,
-    sweep,
-    waiting_runs,
+# In the order of the page. A module is imported when its figure is measured.
+FIGURES = (
+    "disk",
+    "growth",
+    "save",
+    "sizes",
+    "load",
+    "savers",
+    "listing",
+    "newest",
+    "large",
+    "memory",
+    "postgres-disk",
+    "postgres-save",
+    "postgres-load",
+    "postgres-savers",
+    "redis-save",
+    "replicate",
+    "step",
+    "steps",
+    "heartbeats",
+    "claim",
+    "waiting-runs",
+    "answers",
+    "ask-races",
+    "queue",
+    "dead-runs",
+    "langgraph",
+    "encrypted",
+    "sweep",
+    "start",
 )
 
-FIGURES: dict[str, ModuleType] = {
-    "disk": disk,
-    "growth": growth,
-    "save": save,
-    "cpu": cpu,
-    "load": load,
-    "savers": savers,
-    "listing": listing,
-    "newest": newest,
-    "large": large,
-    "memory": memory,
-    "postgres-disk": postgres_disk,
-    "postgres-save": postgres_save,
-    "postgres-load": postgres_load,
-    "postgres-savers": postgres_savers,
-    "redis-save": redis_save,
-    "replicate": replicate,
-    "step": step,
-    "heartbeats": heartbeats,
-    "claim": claim,
-    "postgres-steps": postgres_steps,
-    "waiting-runs": waiting_runs,
-    "answers": answers,
-    "queue": queue,
-    "dead-runs": dead_runs,
-    "langgraph": langgraph_graph,
-    "encrypted": encrypted,
-    "sweep": sweep,
-}
+
+def module_path(name: str) -> Path:
+    return Path(__file__).resolve().parent / f"{name.replace('-', '_')}.py"
+
+
+def module(name: str) -> ModuleType:
+    return importlib.import_module(f"figures.{module_path(name).stem}")

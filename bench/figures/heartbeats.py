@@ -23,7 +23,7 @@ import outlive
 import servers
 from outlive.runtime.runtime import run_now
 from scale import Scale
-from table import Row, figure, milliseconds
+from table import Row, figure, milliseconds, within
 
 _INTERVAL_S = 10.0  # between two beats of runs with the default lease
 _BEATS = 5
@@ -35,6 +35,7 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
         url = server.database("beats")
         with _live_runs(url, scale.live_runs) as store:
             yield _commits("PostgreSQL", scale, store, lambda: _postgres_commits(watcher, store))
+            yield _renewal(scale, store)
     path = room / "beats.db"
     with _live_runs(path, scale.live_runs) as store:
         yield _commits("SQLite", scale, store, lambda: _sqlite_commits(path))
@@ -84,6 +85,12 @@ def _commits(name: str, scale: Scale, store: outlive.Store, commits: Callable[[]
     note = f"{figure(count / _BEATS)} a beat, which takes {milliseconds(median(took_s))}"
     what = f"{name}: commits per second for {scale.live_runs:,} live runs"
     return Row(what, f"{figure(rate)} ({note})", "<= 1", rate <= 1)
+
+
+def _renewal(scale: Scale, store: outlive.Store) -> Row:
+    took_s = [_beat(store) for _ in range(_BEATS)]
+    note = f"{milliseconds(min(took_s))} to {milliseconds(max(took_s))}, {_BEATS} beats"
+    return within(f"PostgreSQL: renewal of {scale.live_runs:,} leases", median(took_s), 0.1, note)
 
 
 def _postgres_commits(watcher: psycopg.Connection[Any], store: outlive.Store) -> int:

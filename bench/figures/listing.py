@@ -2,8 +2,7 @@
 
 The threads are filled by concurrent async saves with `fsync="normal"`, which no figure times; then the
 store is opened again with its defaults. The first call is shown, the median of the calls after it counts.
-The peer has no listing of threads; its history (`list`) reads every state, and its file holds just as many
-checkpoints as are asked for.
+The peer has no listing of threads; its history (`list`) reads every state.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def _threads(path: Path, scale: Scale) -> Row:
 
 def _history(states: list[State], scale: Scale, room: Path) -> Row:
     ours.save_all(room / "talk.db", states)
-    peer.put_all(room / "peer.db", states[-PAGE:])
+    peer.put_all(room / "peer.db", states)
     race = _history_race(scale, room)
     what = f"{PAGE} records of history at step {len(states):,}"
     versus = Versus(what, milliseconds(race.wall("page")), milliseconds(race.wall("list")))

@@ -2,7 +2,7 @@
 
 Cold: each side is opened again for every lap and first asked for a thread that is not there, so that
 connecting and setting up are outside the clock and the state itself has never been seen. Warm: the same
-handle asked again. The peer's file holds only the last few checkpoints.
+handle asked again. Both files hold every checkpoint of the conversation.
 """
 
 from __future__ import annotations
@@ -12,28 +12,27 @@ from pathlib import Path
 
 import ours
 import peer
-from measure import Race
+from compare import Duel
+from measure import Rounds
 from races import LoadRace
 from scale import Scale
-from table import Row, Versus, at_most, milliseconds, shown
+from table import Row
 from workloads import conversation
-
-_PEER_HISTORY = 20
 
 
 def run(scale: Scale, room: Path) -> Iterator[Row]:
     states = conversation(scale.steps)
     ours.save_all(room / "store.db", states)
-    peer.put_all(room / "peer.db", states[-_PEER_HISTORY:])
-    race = LoadRace(room / "store.db", lambda: peer.sqlite(room / "peer.db"))
-    race.run(scale.laps, states[-1])
-    yield _cold(race.cold, scale.steps)
-    note = f"{milliseconds(race.warm.wall('load'))} against {milliseconds(race.warm.wall('get_tuple'))}"
-    yield shown(f"load at step {scale.steps:,}, warm", note)
+    peer.put_all(room / "peer.db", states)
+    races = [LoadRace(room / "store.db", lambda: peer.sqlite(room / "peer.db")) for _ in range(scale.rounds)]
+    for race in races:
+        race.run(scale.laps, states[-1])
+    yield from rows("", races, scale.steps, cold_bar=1.5, warm_bar=0.8)
 
 
-def _cold(race: Race, steps: int) -> Row:
-    load, get_tuple = milliseconds(race.wall("load")), milliseconds(race.wall("get_tuple"))
-    versus = Versus(f"load at step {steps:,}, cold cache", load, get_tuple)
-    ratio = race.ratio("load", "get_tuple")
-    return at_most(f"load at step {steps:,}, cold / get_tuple", ratio, 1.2, f"{load} / {get_tuple}", versus)
+def rows(where: str, races: list[LoadRace], steps: int, cold_bar: float, warm_bar: float) -> Iterator[Row]:
+    cold, warm = Rounds([race.cold for race in races]), Rounds([race.warm for race in races])
+    what = f"{where}load at step {steps:,}"
+    headline = f"{what}, cold cache"
+    yield Duel(cold, "load", "get_tuple").row(f"{what}, cold / get_tuple", cold_bar, headline=headline)
+    yield Duel(warm, "load", "get_tuple").row(f"{what}, warm / get_tuple", warm_bar)

@@ -1,7 +1,7 @@
 """Loading the newest state of a long conversation from PostgreSQL, cold and warm, against `get_tuple` of the same state.
 
 Measured as on SQLite: each side connects again for every lap and is first asked for a thread that is not there, so
-that the state itself is all that is new to it. The peer's tables hold only the last few checkpoints.
+that the state itself is all that is new to it. Both sides hold every checkpoint of the conversation.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from pathlib import Path
 import ours
 import peer
 import servers
-from measure import Race
+from figures.load import rows
 from races import LoadRace
 from scale import Scale
-from table import Row, Versus, at_most, milliseconds, shown
+from table import Row
 from workloads import conversation
-
-_PEER_HISTORY = 20
 
 
 def run(scale: Scale, room: Path) -> Iterator[Row]:
@@ -27,16 +25,8 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
         url = server.database("talk")
         ours.save_all(url, states)
         with peer.postgres(url) as saver:
-            peer.extend(saver, peer.thread(), peer.prepare_all(states[-_PEER_HISTORY:]))
-        race = LoadRace(url, lambda: peer.postgres(url))
-        race.run(scale.laps, states[-1])
-    yield _cold(race.cold, scale.steps)
-    note = f"{milliseconds(race.warm.wall('load'))} against {milliseconds(race.warm.wall('get_tuple'))}"
-    yield shown(f"PostgreSQL: load at step {scale.steps:,}, warm", note)
-
-
-def _cold(race: Race, steps: int) -> Row:
-    load, get_tuple = milliseconds(race.wall("load")), milliseconds(race.wall("get_tuple"))
-    what, note = f"PostgreSQL: load at step {steps:,}, cold", f"{load} / {get_tuple}"
-    versus = Versus(f"{what} cache", load, get_tuple)
-    return at_most(f"{what} / get_tuple", race.ratio("load", "get_tuple"), 0.8, note, versus)
+            peer.extend(saver, peer.thread(), peer.prepare_all(states))
+        races = [LoadRace(url, lambda: peer.postgres(url)) for _ in range(scale.server_rounds)]
+        for race in races:
+            race.run(scale.laps, states[-1])
+    yield from rows("PostgreSQL: ", races, scale.steps, cold_bar=0.8, warm_bar=0.8)

@@ -1,15 +1,14 @@
 """One save at the end of a long conversation in Valkey, `appendonly` with `appendfsync everysec`, alone and in a cluster.
 
-Two lanes take turns in random order at each of the last steps: the save; and a bare SET of the new message alone
-(redis-py with hiredis). Two `packb` of the state, timed with a warm buffer, are added to the SET. The median of the
-rounds counts. The cluster has three masters and three replicas.
+Two lanes take turns in random order at each step: the save; and a bare SET of the new message alone (redis-py with hiredis).
+Two `packb` of the state, timed with a warm buffer, are added to the SET. The last steps count. The cluster has three masters
+and three replicas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 
 import redis
 from redis.cluster import ClusterNode
@@ -17,11 +16,11 @@ from redis.cluster import ClusterNode
 import ours
 import servers
 import yardstick
-from measure import Race, settled
-from races import SaveRace
+from measure import Race, Rounds
+from races import against_least, bare_lane, race_steps, save_lane
 from scale import Scale
 from servers import ClusterServers
-from table import Row, at_most, milliseconds
+from table import Row
 from workloads import State, conversation
 
 
@@ -46,20 +45,15 @@ def _row(
     url: str,
     client: Callable[[], redis.Redis | redis.RedisCluster],
 ) -> Row:
-    races = [_round(states, scale.tail, url, client(), n) for n in range(scale.server_rounds)]
-    save, least = median(race.wall("save") for race in races), median(map(yardstick.least, races))
-    ratio = median(race.wall("save") / yardstick.least(race) for race in races)
-    note = f"{milliseconds(save)} / {milliseconds(least)}"
-    return at_most(f"{name}: save at step {scale.steps:,} / (bare SET + 2 packb)", ratio, bar, note)
+    races = [_round(states, url, client(), n) for n in range(scale.server_rounds)]
+    what = f"{name}: save at step {scale.steps:,} / (bare SET + 2 packb)"
+    return against_least(what, Rounds(races), scale.window, bar)
 
 
-def _round(
-    states: list[State], tail: int, url: str, client: redis.Redis | redis.RedisCluster, number: int
-) -> Race:
+def _round(states: list[State], url: str, client: redis.Redis | redis.RedisCluster, number: int) -> Race:
     thread_id = f"talk-{number}"
-    with settled(), yardstick.BareRedis(client) as bare, ours.open_store(url) as store:
-        race = SaveRace(store.thread(thread_id), lambda _, new: bare.insert(new), seed=number).run(
-            states, tail
-        )
+    with yardstick.BareRedis(client) as bare, ours.open_store(url) as store:
+        lanes = {"save": save_lane(store.thread(thread_id)), "bare": bare_lane(bare.insert)}
+        race = race_steps(lanes, states, number)
     ours.expect(url, states[-1], thread_id)
     return race

@@ -1,72 +1,90 @@
-"""One durable save at the end of a long conversation, `synchronous=FULL` on all sides.
+"""Every durable save of a long conversation, from the first to the last, beside `SqliteSaver.put` of the same states.
 
-At each of the last steps three lanes take turns in random order: the save; the peer's `put` of the same
-state; and a bare transaction that inserts the new message alone, plus two `packb` of the state. The median
-of the rounds counts. The peer's file holds only a few dozen earlier checkpoints instead of all of them,
-which favours the peer. CPU is process time, all threads.
+At each step the lanes take turns in random order, each with its whole history: the save; the peer's `put`; and a bare transaction
+that inserts the new message alone. Each side has saved once on another thread before the first step. A second race has `synchronous=NORMAL` on both sides, where
+a power cut may lose the last saves. The curve has a point for each window of steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 import ours
 import peer
 import yardstick
-from measure import Race, settled
-from races import SaveRace
+from compare import Curve, Duel, curve
+from measure import Race, Rounds
+from races import against_least, bare_lane, race_steps, save_lane
 from scale import Scale
-from table import Row, Versus, at_least, at_most, milliseconds
+from table import Row, at_most, times
 from workloads import State, conversation
 
+_LANES = {"outlive": "save", "SqliteSaver": "put"}
 
-def run(scale: Scale, room: Path) -> Iterator[Row]:
+
+def run(scale: Scale, room: Path) -> Iterator[Row | Curve]:
     states = conversation(scale.steps)
-    races = [_round(states, scale.tail, room / str(n), n) for n in range(scale.rounds)]
-    step = f"at step {scale.steps:,}"
-    yield _against_bare(races, step)
-    yield _against_put(races, step)
-    yield _cpu(races, step)
+    full = Rounds([_round(states, room / f"full-{n}", n, "full") for n in range(scale.rounds)])
+    yield from _against_put(full, scale)
+    what = f"CPU of a save at step {scale.steps:,} / (packb + bare transaction)"
+    yield against_least(what, full, scale.window, 1.4, packs=1, is_cpu=True)
+    yield _worst(full, scale)
+    yield from _curves(full, scale, "", _LANES | {"bare transaction": "bare"})
+    normal = Rounds([_round(states, room / f"normal-{n}", n, "normal") for n in range(scale.rounds)])
+    duel = Duel(normal, "save", "put")
+    yield duel.row(f"synchronous=NORMAL: {scale.steps:,} saves / SqliteSaver", by="total")
+    yield duel.row(
+        f"synchronous=NORMAL: save, steps {_first(scale)} / SqliteSaver.put", part=slice(scale.window)
+    )
+    yield from _curves(normal, scale, "-normal", _LANES)
 
 
-def _round(states: list[State], tail: int, folder: Path, number: int) -> Race:
+def _round(states: list[State], folder: Path, number: int, synchronous: str) -> Race:
     folder.mkdir()
     with (
-        settled(),
-        peer.sqlite(folder / "peer.db") as saver,
+        peer.sqlite(folder / "peer.db", synchronous) as saver,
         yardstick.BareSQLite(folder / "bare.db") as bare,
-        ours.open_store(folder / "store.db") as store,
+        ours.open_store(folder / "store.db", fsync=synchronous) as store,
     ):
-        race = SaveRace(store.thread("talk"), partial(_least, bare), saver, number).run(states, tail)
+        store.thread("warm-up").save({"step": 0})
+        put = peer.PutLane(saver)
+        lanes = {"save": save_lane(store.thread("talk")), "put": put}
+        if synchronous == "full":
+            lanes["bare"] = bare_lane(bare.insert)
+        race = race_steps(lanes, states, number)
+        put.expect(states[-1])
     ours.expect(folder / "store.db", states[-1])
     return race
 
 
-def _least(bare: yardstick.BareSQLite, state: State, message: bytes) -> None:
-    yardstick.pack(state)
-    yardstick.pack(state)
-    bare.insert(message)
+def _first(scale: Scale) -> str:
+    return f"0-{scale.window}"
 
 
-def _against_bare(races: list[Race], step: str) -> Row:
-    save, bare = (median(race.wall(lane) for race in races) for lane in ("save", "bare"))
-    ratio = median(race.ratio("save", "bare") for race in races)
-    note = f"{milliseconds(save)} / {milliseconds(bare)}"
-    return at_most(f"save {step} / (bare transaction + 2 packb)", ratio, 1.5, note)
+def _against_put(rounds: Rounds, scale: Scale) -> Iterator[Row]:
+    duel, first, last = Duel(rounds, "save", "put"), slice(scale.window), slice(-scale.window, None)
+    total = f"{scale.steps:,} durable saves"
+    yield duel.row(f"total of {scale.steps:,} saves / SqliteSaver", 0.35, headline=total, by="total")
+    what = f"durable save, steps {_first(scale)}"
+    yield duel.row(f"mean save, steps {_first(scale)} / SqliteSaver.put", 1.0, first, f"{what}, mean")
+    yield duel.row(f"CPU of a save, steps {_first(scale)} / SqliteSaver.put", 1.1, first, by="cpu")
+    yield duel.row(f"mean save at step {scale.steps:,} / SqliteSaver.put", None, last)
+    yield duel.row(f"CPU of a save at step {scale.steps:,} / SqliteSaver.put", None, last, by="cpu")
 
 
-def _against_put(races: list[Race], step: str) -> Row:
-    save, put = (median(race.wall(lane) for race in races) for lane in ("save", "put"))
-    ratio = median(race.ratio("put", "save") for race in races)
-    versus = Versus(f"durable save {step}", milliseconds(save), milliseconds(put))
-    note = f"{versus.ours} against {versus.peer}"
-    return at_least(f"save {step}, faster than SqliteSaver.put", ratio, 3, note, versus)
+def _worst(rounds: Rounds, scale: Scale) -> Row:
+    """No save stalls; the worst case of a bare transaction is the machine's."""
+    last = slice(scale.steps // 2, None)
+    worst = {
+        lane: median(max(race.wall_s[lane][last]) / median(race.wall_s[lane][last]) for race in rounds.races)
+        for lane in ("save", "put", "bare")
+    }
+    note = f"SqliteSaver's {times(worst['put'])}, a bare transaction's {times(worst['bare'])}"
+    return at_most(f"slowest of the last {scale.steps // 2:,} saves / their median", worst["save"], 10, note)
 
 
-def _cpu(races: list[Race], step: str) -> Row:
-    save, put = (median(race.cpu(lane) for race in races) for lane in ("save", "put"))
-    versus = Versus(f"CPU of a save {step}", milliseconds(save), milliseconds(put))
-    return Row(versus.what, f"{versus.ours} against {versus.peer}", versus=versus)
+def _curves(rounds: Rounds, scale: Scale, suffix: str, lanes: dict[str, str]) -> Iterator[Curve]:
+    title = f"One save, synchronous={'NORMAL' if suffix else 'FULL'}"
+    yield curve(f"save{suffix}", title, "step", rounds, scale.window, lanes)

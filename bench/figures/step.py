@@ -1,20 +1,20 @@
 """One step of a run around a function that does nothing, beside one durable save of a small state in the same store.
 
 Two lanes take turns in random order: `run.step`, which stores the value and renews the run's lease by one commit; and
-`thread.save` of another thread, whose state changes by a counter. The median of the rounds counts.
+`thread.save` of another thread, whose state changes by a counter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 import ours
 import servers
-from measure import Race, settled
+from compare import Duel
+from measure import Race, Rounds, settled
 from scale import Scale
-from table import Row, at_most, milliseconds
+from table import Row
 
 _WARM_UP = 20
 
@@ -30,11 +30,9 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
 
 
 def _row(name: str, places: list[ours.Place], laps: int) -> Row:
-    races = [_round(place, laps, n) for n, place in enumerate(places)]
-    step, save = (median(race.wall(lane) for race in races) for lane in ("step", "save"))
-    ratio = median(race.ratio("step", "save") for race in races)
-    note = f"{milliseconds(step)} / {milliseconds(save)}"
-    return at_most(f"{name}: step around nothing / durable save", ratio, 1.5, note)
+    rounds = Rounds([_round(place, laps, n) for n, place in enumerate(places)])
+    what = f"{name}: step around nothing / durable save"
+    return Duel(rounds, "step", "save").row(what, 1.05 if name == "SQLite" else 1.5)
 
 
 def _round(place: ours.Place, laps: int, number: int) -> Race:
