@@ -60,7 +60,8 @@ class Duel:
             [duration(mine.total), duration(theirs.total)] if by == "total" else map(milliseconds, measured)
         )
         versus = Versus(headline, *shorts) if headline else None
-        note = f"{_note(mine, theirs)}; rounds {figure(ratio.low)}-{figure(ratio.high)}x"
+        beside = f"CPU {_pair(mine, theirs, 'cpu')}" if by == "cpu" else _note(mine, theirs)
+        note = f"{beside}; rounds {figure(ratio.low)}-{figure(ratio.high)}x"
         if bar is None:
             return shown(what, f"{times(ratio.value)} ({note})", versus, "lower")
         return at_most(what, ratio.value, bar, note, versus)
@@ -72,9 +73,12 @@ class Duel:
 
 def _note(mine: Stats, theirs: Stats) -> str:
     total = f"total {duration(mine.total)} / {duration(theirs.total)}"
-    parts = [f"{name} {figure(1e3 * getattr(mine, field))} / {figure(1e3 * getattr(theirs, field))} ms"
-             for name, field in (("mean", "mean"), ("median", "median"), ("p99", "p99"), ("CPU", "cpu"))]  # fmt: skip
-    return ", ".join([total, *parts])
+    fields = {"mean": "mean", "median": "median", "p99": "p99", "CPU": "cpu"}
+    return ", ".join([total, *(f"{name} {_pair(mine, theirs, field)}" for name, field in fields.items())])
+
+
+def _pair(mine: Stats, theirs: Stats, field: str) -> str:
+    return f"{figure(1e3 * getattr(mine, field))} / {figure(1e3 * getattr(theirs, field))} ms"
 
 
 def windows(count: int, width: int) -> list[slice]:
@@ -90,7 +94,7 @@ def curve(name: str, title: str, axis: str, rounds: Rounds, width: int, lanes: M
         name,
         title,
         axis,
-        [(part.start + part.stop) / 2 for part in parts],
+        [float(part.stop) for part in parts],
         [f"{part.start:,}-{part.stop:,}" for part in parts],
         {shown: [rounds.stats(lane, part) for part in parts] for shown, lane in lanes.items()},
         [duel.ratio(part) for part in parts],

@@ -45,7 +45,7 @@ class _Plot:
         yield f'<text x="4" y="{TOP - 10}">ms</text>'
         every = math.ceil(len(self._curve.at) / 10)
         for at, label in list(zip(self._curve.at, self._curve.labels, strict=True))[::every]:
-            yield f'<text x="{self._x(at):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{escape(label.split("-")[0])}</text>'
+            yield f'<text x="{self._x(at):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{escape(label.split("-")[-1])}</text>'
         yield f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">{escape(self._curve.axis)}</text>'
 
     def bands(self) -> Iterator[str]:
