@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import re
 from typing import Any
 
@@ -79,10 +80,11 @@ class Copies:
 
     def __init__(self) -> None:
         self._values: dict[bytes, Any] = {}
+        self._numbers = itertools.count()  # LangGraph saves from several threads
 
     def dumps_typed(self, value: Any) -> tuple[str, bytes]:
         """Keep a copy, and return its number."""
-        number = str(len(self._values)).encode()
+        number = str(next(self._numbers)).encode()
         self._values[number] = repr(value) if isinstance(value, BaseException) else copy.deepcopy(value)
         return "copy", number
 
