@@ -20,7 +20,6 @@ from outlive.format.codec import Codec
 from outlive.format.program_types import ProgramTypes
 from outlive.format.registry import default_registry
 from outlive.layers.encryption.keyring import KeyRing, is_encrypted, key_of
-from outlive.layers.replication.options import Replication
 from outlive.layers.replication.single import guarded
 from outlive.runtime.runtime import SyncRuntime, run_now
 from outlive.runtime.wrong_mode import AsyncContext
@@ -32,6 +31,7 @@ from outlive.urls import BackendOptions, parse_location
 
 if TYPE_CHECKING:
     from outlive.layers.replication.layer import Replicate
+    from outlive.layers.replication.options import Replication
     from outlive.retention.policy import Retain
     from outlive.urls import Location
 
@@ -247,6 +247,8 @@ def _check_retain(retain: object) -> Retain | None:
 
 def _paired(config: StoreConfig, url: Any, replication: object, backend_options: Any) -> StoreConfig:
     """Add the second store."""
+    from outlive.layers.replication.options import Replication
+
     if not isinstance(replication, Replication):
         raise BadArgument(f"replication must be an outlive.Replication(secondary), not {replication!r:.100}")
     if config.is_single:

@@ -67,13 +67,10 @@ from outlive.runs.options import RunOptions, SubmitOptions
 from outlive.runs.renewal import LeaseRenewer
 from outlive.runtime.runtime import new_id
 from outlive.runtime.wrong_mode import AsyncContext, async_items
-from outlive.threads import export
 from outlive.threads.cache import Cache
-from outlive.threads.copy import into_store
 from outlive.threads.engine import Engine
 from outlive.threads.listing import Threads, choose_threads
 from outlive.threads.thread import AsyncThread, S
-from outlive.threads.verify import verify_store
 from outlive.threads.write_behind import SaveQueue
 from outlive.values import StoreSize, ThreadInfo, Verified, micros
 
@@ -619,6 +616,8 @@ class AsyncStore(AsyncContext):
 
         `progress(done, total)` is called after each thread; `total` is None where it is not known before the end.
         """
+        from outlive.threads.verify import verify_store
+
         await self.flush()
         return await verify_store(self._engine, self._settings.tenant, progress)
 
@@ -700,6 +699,8 @@ class AsyncStore(AsyncContext):
         copied with their steps and responses; deletions are not repeated there. When a thread is damaged,
         Corrupt is raised after all others are copied.
         """
+        from outlive.threads.copy import into_store
+
         self._check_target(target)
         await self.flush()
         damaged: list[Corrupt] = []
@@ -745,6 +746,8 @@ class AsyncStore(AsyncContext):
 
     async def import_thread(self, text: str | bytes, *, id: str | None = None) -> AsyncThread[Any]:
         """Make a thread from what `thread.export()` returned, with its own id or another. Raises ThreadNotEmpty."""
+        from outlive.threads import export
+
         document = export.parse(text)
         thread = self.thread(export.id_of(document) if id is None else id)
         await export.import_thread(self._engine, thread._key, document)

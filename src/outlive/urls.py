@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 from urllib.parse import parse_qsl, unquote
 
 from outlive.arguments import check_choice, check_flag
-from outlive.backends.local.memory import MemoryBackend, NullBackend
 from outlive.backends.local.protocol import Local
 from outlive.backends.local.sync_local import SyncLocal
 from outlive.backends.server.urls import BackendFactory, hide_secrets, take_options
@@ -216,6 +215,8 @@ def _path(scheme: str, rest: str, example: str) -> str:
 
 
 def _memory(url: str, options: dict[str, Any]) -> BackendFactory:
+    from outlive.backends.local.memory import MemoryBackend, NullBackend
+
     scheme, rest, _ = _parts(url, options)
     if rest.strip("/"):
         raise BadURL(f"{scheme}: takes no path; write just {scheme + ':'!r}")

@@ -35,20 +35,14 @@ from outlive.backend import (
     thread_record,
 )
 from outlive.errors import BadArgument, CheckpointMissing, MetadataMoved
-from outlive.format.diff import diff
 from outlive.format.registry import accepts
 from outlive.runtime.runtime import Deadline, new_id
-from outlive.threads import prune
-from outlive.threads.copy import copy_thread, fork_thread
 from outlive.threads.engine import Engine
-from outlive.threads.export import export_thread
 from outlive.threads.history import History
-from outlive.threads.keep_policy import KeepPolicy
 from outlive.threads.metadata import describe_thread, pack_metadata, unpack_metadata
 from outlive.threads.pending_writes import open_interrupts
 from outlive.threads.save import Draft, Save
 from outlive.threads.save_options import Fencing, RunHandle, SaveOptions, run_id_of, set_options
-from outlive.threads.verify import verify_thread
 from outlive.threads.write_behind import SaveQueue
 from outlive.values import (
     CONTROL,
@@ -308,6 +302,8 @@ class AsyncThread(Generic[S]):
 
     async def diff(self, old: str, new: str | None = None) -> list[Change]:
         """Return what changed between two checkpoints, path by path; `new` defaults to the newest."""
+        from outlive.format.diff import diff
+
         states = []
         for id in (check_id("old", old), optional_id("new", new)):
             stored = await self._read(id, None, None)
@@ -413,6 +409,8 @@ class AsyncThread(Generic[S]):
 
     async def fork(self, id: str, *, checkpoint: str | None = None) -> AsyncThread[S]:
         """Make a new thread that starts with one checkpoint of this one (default: the head)."""
+        from outlive.threads.copy import fork_thread
+
         await self._flush_queue()
         target: AsyncThread[S] = self._store.thread(id, namespace=self.namespace, type=self._type)
         place = (self.namespace, optional_id("checkpoint", checkpoint))
@@ -421,6 +419,8 @@ class AsyncThread(Generic[S]):
 
     async def copy(self, id: str) -> AsyncThread[S]:
         """Make a new thread with the whole history of this one, in all namespaces."""
+        from outlive.threads.copy import copy_thread
+
         await self._flush_queue()
         target: AsyncThread[S] = self._store.thread(id, namespace=self.namespace, type=self._type)
         await copy_thread(self._engine, self._key, target._key)
@@ -428,6 +428,8 @@ class AsyncThread(Generic[S]):
 
     async def export(self) -> str:
         """Return the whole thread as readable JSON. `store.import_thread` makes an equal thread from it."""
+        from outlive.threads.export import export_thread
+
         await self._flush_queue()
         return await export_thread(self._engine, self._key)
 
@@ -495,6 +497,8 @@ class AsyncThread(Generic[S]):
         An id means this namespace, or every namespace with `all_namespaces`. A checkpoint and a pair of
         (namespace, id) name their own. Ids that do not exist are not counted.
         """
+        from outlive.threads import prune
+
         keys, ids_anywhere = prune.check_selection(self.id, self.namespace, ids, all_namespaces)
         await self._flush_queue()
         return await prune.remove(
@@ -514,6 +518,9 @@ class AsyncThread(Generic[S]):
 
         `keep_lineage` keeps their ancestors too. `erase` leaves no byte of what is deleted in any chunk.
         """
+        from outlive.threads import prune
+        from outlive.threads.keep_policy import KeepPolicy
+
         if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last < 1:
             raise BadArgument(f"keep_last must be 1 or more, not {keep_last!r}; thread.delete() deletes all")
         await self._flush_queue()
@@ -531,6 +538,8 @@ class AsyncThread(Generic[S]):
 
     async def verify(self) -> Verified:
         """Check every stored byte of the thread. Problems are reported, not raised."""
+        from outlive.threads.verify import verify_thread
+
         await self._flush_queue()
         return await verify_thread(self._engine, self._key)
 
