@@ -203,6 +203,10 @@ class Codec:
                 raise cause from None
             raise Corrupt(f"the stored bytes are no valid state ({cause})") from cause
 
+    def outline(self, state: Any, id: str) -> Any:
+        """Return the state of a checkpoint, read in opaque form, as it is to be split again."""
+        return state
+
     def _revive_opaque(self, code: int, payload: bytes, hook: Hook) -> Any:
         if code == TAGGED:
             return Opaque(*self._open_tagged(payload, hook))

@@ -60,6 +60,10 @@ class Part:
         length = len(long) - start
         return data.startswith(memoryview(long)[start:], at) and data.startswith(more, at + length)
 
+    def is_equal(self, data: bytes) -> bool:
+        """Tell whether `data` is all of this part, which is not a leaf."""
+        return self._bytes is not None and self.size == len(data) and self.starts(data, 0)
+
     def has(self, data: memoryview, low: int, high: int) -> bool:
         """Tell whether `data` is what this part has from `low` to `high`."""
         assert self._bytes is not None

@@ -25,6 +25,7 @@ steer what can be shared; they are not stored, and no two processes need to agre
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,7 +93,7 @@ def split(codec: Codec, value: Any, old: SplitState | None = None) -> SplitState
 
     Raises Unencodable with the path of what is not data.
     """
-    splitter = _Splitter(codec, old)
+    splitter = Splitter(codec, old)
     try:
         node = splitter.visit(value, old.root if old else None, SPLIT)
     except Unencodable:
@@ -100,12 +101,14 @@ def split(codec: Codec, value: Any, old: SplitState | None = None) -> SplitState
         raise
     if isinstance(node, bytes):
         return SplitState(None, [Part(node, [len(node)])], len(node))
-    parts = _flatten(node)
+    parts = flatten(emit(node))
     return SplitState(node, parts, sum([part.size for part in parts]), splitter.leaves)
 
 
 @dataclass(slots=True)
-class _Splitter:
+class Splitter:
+    """Splits values against the nodes of an earlier state."""
+
     _codec: Codec
     _old: SplitState | None
     leaves: dict[int, Part] = field(default_factory=dict)
@@ -144,7 +147,7 @@ class _Splitter:
             if kind is list:
                 return wraps, value
             if kind is dict:
-                if set(map(type, value)) <= {str} and ((keys := "".join(value)).isascii() or is_utf8(keys)):
+                if has_plain_keys(value):
                     return wraps, value
                 return (*wraps, (MAP, b"")), [part for pair in value.items() for part in pair]
             reduced = None if kind in _WHOLE else self._codec.reduce(value)
@@ -258,7 +261,7 @@ class _Splitter:
     def _pack_whole(self, elements: list[Any], is_dict: bool) -> PackedRun:
         """Pack elements as one container; they start after its header."""
         data = self._codec.pack_native(dict(elements) if is_dict else elements)
-        header = _header(len(elements), is_dict)
+        header = header_of(len(elements), is_dict)
         if not data.startswith(header):  # a key that no msgpack map can have: it went another way
             raise LayoutChanged
         return PackedRun(data, len(header))
@@ -327,6 +330,11 @@ class _Splitter:
         return items
 
 
+def has_plain_keys(value: Mapping[Any, Any]) -> bool:
+    """Tell whether a dict can be a map of msgpack."""
+    return set(map(type, value)) <= {str} and ((keys := "".join(value)).isascii() or is_utf8(keys))
+
+
 def _worth(branch: Branch) -> bool:
     """Tell whether splitting lets anything be shared that would not be otherwise."""
     if branch.count >= LONG:
@@ -365,16 +373,21 @@ def _hints(old: Branch | None) -> dict[Any, Node]:
 
 def _match(items: list[ElementRun | Child], old: Branch) -> None:
     """Find the pieces of new runs among all old runs, by content."""
-    places: dict[bytes, tuple[Part, int]] = {}
-    for run in old.items:
-        if isinstance(run, ElementRun):
-            start = 0
-            for end in run.part.ends:
-                places[run.part.cut(start, end)] = (run.part, start)
-                start = end
+    places = _places([run.part for run in old.items if isinstance(run, ElementRun)])
     for run in items:
         if isinstance(run, ElementRun):
             _match_part(run.part, places)
+
+
+def _places(parts: list[Part]) -> dict[bytes, tuple[Part, int]]:
+    """Return where each piece of some parts is."""
+    places: dict[bytes, tuple[Part, int]] = {}
+    for part in parts:
+        start = 0
+        for end in part.ends:
+            places[part.cut(start, end)] = (part, start)
+            start = end
+    return places
 
 
 def _match_part(part: Part, places: dict[bytes, tuple[Part, int]]) -> None:
@@ -386,16 +399,24 @@ def _match_part(part: Part, places: dict[bytes, tuple[Part, int]]) -> None:
         start = end
 
 
+def gather(pieces: list[bytes], old: list[Part]) -> Part:
+    """Return a part of these pieces, which keeps those that old parts have."""
+    part = _run(pieces, holds_bytes=False).part
+    _match_part(part, _places(old))
+    return part
+
+
 # The stream ---------------------------------------------------------------------------------------
 
 
 _STR_OR_BIN = frozenset((0xDA, 0xDB, 0xC5, 0xC6))
 
 
-def _flatten(node: Node) -> list[Part]:
+def flatten(stream: Iterable[bytes | Part]) -> list[Part]:
+    """Return the parts of a stream: bytes between them become glue."""
     parts: list[Part] = []
     glue = b""
-    for item in (*_emit(node), None):
+    for item in (*stream, None):
         if isinstance(item, bytes):
             glue += item
             continue
@@ -407,19 +428,20 @@ def _flatten(node: Node) -> list[Part]:
     return parts
 
 
-def _emit(node: Node, nested: int = 0) -> list[bytes | Part]:
+def emit(node: Node, nested: int = 0) -> list[bytes | Part]:
+    """Return what a node adds to the stream."""
     if isinstance(node, Leaf):
         return [node.part]
     nested += len(node.wraps)
     if nested > MAX_NESTED:
         raise Unencodable("state", f"more than {MAX_NESTED} tuples, sets or objects in each other")
-    out: list[bytes | Part] = [_header(node.count, node.is_dict)]
+    out: list[bytes | Part] = [header_of(node.count, node.is_dict)]
     for item in node.items:
         if isinstance(item, ElementRun):
             out.append(item.part)
         else:
             out.append(item.lead)
-            out.extend(_emit(item.node, nested))
+            out.extend(emit(item.node, nested))
     size = sum([part.size if isinstance(part, Part) else len(part) for part in out]) if node.wraps else 0
     for code, lead in reversed(node.wraps):
         size += len(lead)
@@ -429,7 +451,8 @@ def _emit(node: Node, nested: int = 0) -> list[bytes | Part]:
     return out
 
 
-def _header(count: int, is_dict: bool) -> bytes:
+def header_of(count: int, is_dict: bool) -> bytes:
+    """Return the msgpack header of a list or dict."""
     if count < 16:
         return bytes([(0x80 if is_dict else 0x90) | count])
     if count < 1 << 16:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from outlive.backend import CachedHead, CheckpointRecord, Cursor
 from outlive.format.codec import Codec
 from outlive.format.manifest import layout_of
+from outlive.format.outline import split_state
 from outlive.format.planner import place
-from outlive.format.splitter import SplitState, split
+from outlive.format.splitter import SplitState
 from outlive.runtime.fork import reset_in_child
 
 Key = tuple[bytes, str]  # (thread's digest, namespace)
@@ -48,7 +49,7 @@ class Base:
         pieces, stream = self.pieces, self.stream
         if pieces is not None or stream is None:
             return pieces
-        pieces = split(codec, codec.unpack(stream, opaque=True))
+        pieces = split_state(codec, codec.outline(codec.unpack(stream, opaque=True), self.record.id))
         if b"".join([part.bytes_of(codec) for part in pieces.parts]) != stream:
             return None  # another version of outlive packed it differently: nothing to share
         place(pieces, layout_of(self.record.body), list(self.record.chunks))

@@ -123,7 +123,7 @@ class Engine:
                 return None
             record = reading.record
         stream = self.stream(key, reading)
-        if id is None and at is None:
+        if (id is None and at is None) or (base is not None and base.record.id == record.id):
             self.cache.put((key.digest, namespace), Base(record, reading.generation, stream=stream))
         return reading, stream
 

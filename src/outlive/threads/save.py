@@ -27,8 +27,8 @@ from outlive.errors import (
 )
 from outlive.events import SAVE, Event
 from outlive.format import manifest
+from outlive.format.outline import split_state
 from outlive.format.planner import Plan, plan_chunks
-from outlive.format.splitter import split
 from outlive.runtime.runtime import Deadline
 from outlive.threads.cache import Base, Cache
 from outlive.threads.engine import Engine
@@ -241,7 +241,7 @@ class Save:
         if cache is not None and (base is None or base.pieces is None):
             base = await self._read_base(base)
         old = base.pieces if base is not None else None
-        pieces = split(engine.codec, self.state, old)
+        pieces = split_state(engine.codec, self.state, old)
         plan = plan_chunks(engine.codec, engine.namer, pieces, old)
         shares = len(plan.names) > len(plan.chunks)
         written = NOTHING

@@ -20,7 +20,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 from outlive.adapters.langgraph.config import checkpoint_of, configurable_of, thread_of
 from outlive.adapters.langgraph.pages import PAGE, Loaded, Pages
 from outlive.adapters.langgraph.session import Session
-from outlive.adapters.langgraph.state import is_snapshot
+from outlive.adapters.langgraph.values.codec import is_snapshot
 from outlive.arguments import check_filter, check_limit, check_namespace
 from outlive.backend import CheckpointRecord, Cursor, ThreadKey, escape
 from outlive.values import ThreadInfo

@@ -24,7 +24,7 @@ from outlive.adapters.langgraph.delta_channels import read_history
 from outlive.adapters.langgraph.prune import add, delete_checkpoints_of, prune_thread
 from outlive.adapters.langgraph.refusals import Refusals, nodes_between, sent_to, source_of
 from outlive.adapters.langgraph.session import Session
-from outlive.adapters.langgraph.state import Delta, describe, kept_values, pack_state
+from outlive.adapters.langgraph.state import Delta, describe, pack_state
 from outlive.adapters.langgraph.values.messages import opened
 from outlive.arguments import check_id, check_text
 from outlive.backend import Commit, Fence, ThreadKey, WriteRecord
@@ -81,13 +81,14 @@ class CheckpointOperations:
             timeout_s=self.session.timeout_s,
         )
         describe(self._codec, draft, metadata, checkpoint["channel_values"])
-        state = pack_state(self._codec, checkpoint, self._kept(key, place, checkpoint, new_versions))
+        state = pack_state(self._codec, checkpoint, place.id, new_versions, {})
         await turn.wait()
         try:
             await Save(self._engine, key, state, draft).run()
         except CheckpointExists:
             draft.replace, draft.expect = True, None
-            state = {**state, **await self._deltas_in(key, place.namespace, id)}
+            deltas = await self._deltas_in(key, place.namespace, id)
+            state = pack_state(self._codec, checkpoint, place.id, new_versions, deltas)
             await Save(self._engine, key, state, draft).run()
         except Unencodable as error:
             nodes = nodes_between(self._cached(key, place.namespace, place.id), checkpoint)
@@ -99,15 +100,6 @@ class CheckpointOperations:
         loaded = await self.session.load(key, namespace, id)
         state = None if loaded is None else self._codec.unpack(loaded[1], opaque=True)
         return {"deltas": state["deltas"]} if isinstance(state, dict) and "deltas" in state else {}
-
-    def _kept(
-        self, key: ThreadKey, place: Place, checkpoint: Checkpoint, new_versions: ChannelVersions
-    ) -> Mapping[str, Any]:
-        """Return the values of the parent that need not be sealed again, when the cache has it."""
-        if self._codec.is_open:
-            return {}
-        state = self._cached(key, place.namespace, place.id)
-        return kept_values(state, checkpoint["channel_versions"], new_versions)
 
     async def put_writes(
         self,

@@ -8,21 +8,20 @@ checkpoints of that chain were deleted (`delta_channels.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
 
-from outlive.adapters.langgraph.values.codec import ValueCodec, sealed_version
+from outlive.adapters.langgraph.values.codec import SHAPE, ValueCodec, is_snapshot
 from outlive.adapters.langgraph.values.messages import opened
 from outlive.backend import CheckpointRecord
 from outlive.errors import BadArgument
-from outlive.format.extensions import Raw
+from outlive.format.outline import Outline
 from outlive.threads.save import Draft
 from outlive.values import SOURCES
 
-SHAPE = 1
 # Keys that we add to the metadata. _WHOLE contains them all, when they are sealed or have such a
 # key.
 _WHOLE = "__whole__"
@@ -60,21 +59,42 @@ class Snapshot:
         return cast(Checkpoint, {**self.fields, "id": id, "channel_values": self.values})
 
 
-def pack_state(codec: ValueCodec, checkpoint: Checkpoint, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state to store; `kept` are sealed values of the parent that have not changed."""
+def pack_state(
+    codec: ValueCodec,
+    checkpoint: Checkpoint,
+    parent: str | None,
+    new_versions: Container[str],
+    deltas: Mapping[str, Any],
+) -> Outline:
+    """Return the state to store; `deltas` is that entry, or empty.
+
+    A channel that is not in `new_versions` keeps the bytes that it has in the parent.
+    """
     fields = {
         name: value for name, value in checkpoint.items() if name not in ("id", "channel_values", *_OURS)
     }
-    values = checkpoint["channel_values"]
-    if codec.is_open:
-        plain = {channel: opened(value) for channel, value in values.items()}
-        return {"langgraph": SHAPE, **fields, "channel_values": plain}
-    versions = checkpoint["channel_versions"]
-    sealed = {
-        channel: kept.get(channel) or codec.seal(value, versions.get(channel), f"channel_values.{channel}")
-        for channel, value in values.items()
-    }
-    return {"langgraph": SHAPE, "rest": codec.seal(fields, None, "checkpoint"), "channel_values": sealed}
+    if not codec.is_open:
+        fields = {"rest": codec.seal(fields, None, "checkpoint")}
+    values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
+
+    def seal(channel: str, value: Any) -> Any:
+        return codec.seal(value, versions.get(channel), f"channel_values.{channel}")
+
+    return Outline(
+        checkpoint["id"],
+        parent,
+        {"langgraph": SHAPE, **fields, **deltas},
+        "channel_values",
+        values,
+        versions,
+        new_versions,
+        _opened if codec.is_open else seal,
+        codec.is_open,
+    )
+
+
+def _opened(channel: str, value: Any) -> Any:
+    return opened(value)
 
 
 def pack_deltas(codec: ValueCodec, deltas: Mapping[str, Delta]) -> Any:
@@ -88,22 +108,6 @@ def pack_deltas(codec: ValueCodec, deltas: Mapping[str, Delta]) -> Any:
     return codec.seal(whole, None, "deltas")
 
 
-def kept_values(
-    state: object, versions: Mapping[str, Any], new_versions: Mapping[str, Any]
-) -> dict[str, Raw]:
-    """Return the sealed values of a parent's state (in opaque form) whose channels have not changed."""
-    values = state.get("channel_values") if isinstance(state, dict) else None
-    if not isinstance(values, dict):
-        return {}
-    return {
-        channel: value
-        for channel, value in values.items()
-        if channel in versions
-        and channel not in new_versions
-        and sealed_version(value) == versions[channel] is not None
-    }
-
-
 def unpack_state(thread: str, id: str, state: Any) -> Snapshot:
     """Decode a stored state; raise BadArgument when LangGraph did not write it."""
     if not is_snapshot(state):
@@ -114,11 +118,6 @@ def unpack_state(thread: str, id: str, state: Any) -> Snapshot:
     fields = state["rest"] if "rest" in state else {k: v for k, v in state.items() if k not in _OURS}
     deltas = {channel: Delta.unpack(stored) for channel, stored in state.get("deltas", {}).items()}
     return Snapshot(fields, state["channel_values"], deltas)
-
-
-def is_snapshot(state: object) -> bool:
-    """Tell whether a state is a LangGraph checkpoint."""
-    return isinstance(state, dict) and state.get("langgraph") == SHAPE and "channel_values" in state
 
 
 # Metadata -----------------------------------------------------------------------------------------

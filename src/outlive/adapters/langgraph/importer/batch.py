@@ -7,7 +7,6 @@ checkpoints is stored in parts, oldest first.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from langgraph.checkpoint.base import Checkpoint
 from outlive.adapters.langgraph.importer.decoder import DecodedCheckpoint
 from outlive.adapters.langgraph.importer.source import WriteRow
 from outlive.adapters.langgraph.session import Session
-from outlive.adapters.langgraph.state import describe, kept_values, pack_state
+from outlive.adapters.langgraph.state import describe, pack_state
 from outlive.adapters.langgraph.values.messages import opened
 from outlive.backend import CheckpointRecord, Commit, Rank, Removal, ThreadKey, WriteRecord
 from outlive.errors import StaleBase
@@ -65,7 +64,11 @@ class Batch:
         draft = Draft(decoded.namespace, decoded.id, parent=decoded.parent, follows=False)
         describe(codec, draft, decoded.metadata, decoded.checkpoint.get("channel_values", {}))
         base = self._cache.get(slot)
-        state = pack_state(codec, cast(Checkpoint, decoded.checkpoint), self._kept(decoded, base))
+        checkpoint = cast(Checkpoint, decoded.checkpoint)
+        # A saver that stores whole checkpoints may have another value under the same version. Sealed
+        # values are kept: a serializer that encrypts gives other bytes every time.
+        changed = checkpoint["channel_versions"] if codec.is_open else {}
+        state = pack_state(codec, checkpoint, decoded.parent, changed, {})
         cache = None if base is None else self._cache  # without it, the head in the store would be the base
         prepared = await Save(self._session.engine, self._key, state, draft).prepare(cache)
         (record,) = prepared.commit.checkpoints
@@ -74,14 +77,6 @@ class Batch:
         self._cache.put(slot, Base(record, self._generation or 0, prepared.plan.pieces))
         self._records.append(record)
         await self._add_chunks(prepared.plan.chunks)
-
-    def _kept(self, decoded: DecodedCheckpoint, base: Base | None) -> Mapping[str, Any]:
-        """Return the sealed values of the parent: a serializer that encrypts gives other bytes every time."""
-        codec = self._session.codec
-        if codec.is_open or base is None or base.record.id != decoded.parent:
-            return {}
-        state = codec.unpack(base.bytes_of(codec), opaque=True)
-        return kept_values(state, decoded.checkpoint["channel_versions"], {})
 
     async def add_write(self, row: WriteRow, value: Any) -> None:
         """Add a pending write."""

@@ -34,9 +34,11 @@ from outlive.errors import BadArgument, Corrupt, OutliveError, Unencodable
 from outlive.format.anatomy import PLAIN_BASES
 from outlive.format.codec import Codec, Hook
 from outlive.format.extensions import Composite, Raw, Scalar
+from outlive.format.outline import Outline
 from outlive.format.program_types import ProgramTypes
 from outlive.format.registry import RegisteredType, Registry
 
+SHAPE = 1  # of a checkpoint as a state (`state.py`)
 FIRST = 48  # added to LangGraph's extension codes; 0 to 7 have another meaning in outlive's stream
 TYPED = FIRST + 8  # [type, bytes] as a serializer returned them
 SEALED = FIRST + 9  # [version of the channel, type, bytes]
@@ -85,6 +87,17 @@ class ValueCodec(Codec):
 
     # Unpacking
 
+    def outline(self, state: Any, id: str) -> Any:
+        """Return a stored checkpoint with the versions of its channels, and any other state as it is."""
+        if not is_snapshot(state):
+            return state
+        fields = {name: value for name, value in state.items() if name != "channel_values"}
+        values, stored = state["channel_values"], fields.get("channel_versions")
+        versions = stored if isinstance(stored, dict) else {}
+        if not self.is_open:  # a value that is not sealed has no version, and is sealed now
+            versions = {channel: _sealed_version(value) for channel, value in values.items()}
+        return Outline(id, None, fields, "channel_values", values, versions, (), _as_stored, self.is_open)
+
     def _revive(self, code: int, payload: bytes, hook: Hook) -> Any:
         if not FIRST <= code <= SEALED:
             return super()._revive(code, payload, hook)
@@ -117,9 +130,31 @@ def _typed(payload: bytes) -> tuple[str, bytes]:
     return parts[-2], parts[-1]
 
 
-def sealed_version(value: Any) -> Any:
+def _as_stored(channel: str, value: Any) -> Any:
+    return value
+
+
+def _is_sealed(value: Any) -> bool:
+    return type(value) is Raw and value.code == SEALED
+
+
+def _sealed_version(value: Any) -> Any:
     """Return the version under which a channel's value was sealed; None when it is not sealed."""
-    return ormsgpack.unpackb(value.payload)[0] if type(value) is Raw and value.code == SEALED else None
+    if not _is_sealed(value):
+        return None
+    try:
+        return ormsgpack.unpackb(value.payload)[0]
+    except (ValueError, TypeError, LookupError):
+        return None
+
+
+def is_snapshot(state: object) -> bool:
+    """Tell whether a state is a LangGraph checkpoint."""
+    return (
+        isinstance(state, dict)
+        and state.get("langgraph") == SHAPE
+        and isinstance(state.get("channel_values"), dict)
+    )
 
 
 def _is_open(serde: SerializerProtocol) -> bool:
