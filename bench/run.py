@@ -5,6 +5,7 @@
     python bench/run.py --only disk,save     some figures
     python bench/run.py --write              everything, and publish it in README.md and docs/benchmarks.md
     python bench/run.py --write --only save  the same for some figures; the others stay as they were published
+    python bench/run.py --frameworks         the adapters beside what their frameworks ship, in the environment of those
     python bench/run.py --render             publish again what was measured, without measuring
 
 A missed bar is a row that says so, not a failing exit code.
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import machine
 from compare import Curve
-from figures import FIGURES, module
+from figures import FIGURES, FRAMEWORKS, module
 from report import Report
 from results import Result, Results
 from scale import FULL, QUICK, Scale
@@ -37,7 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="smaller sizes; the bars are meant for the full ones"
     )
-    parser.add_argument("--only", metavar="NAME,...", help=f"some of: {', '.join(FIGURES)}")
+    parser.add_argument("--only", metavar="NAME,...", help=f"some of: {', '.join((*FIGURES, *FRAMEWORKS))}")
+    parser.add_argument("--frameworks", action="store_true", help="the figures of the adapters")
     parser.add_argument("--write", action="store_true", help="publish the results")
     parser.add_argument("--render", action="store_true", help="publish what was measured before")
     parser.add_argument(
@@ -46,11 +48,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _chosen(parser: argparse.ArgumentParser, only: str | None) -> list[str]:
-    names = only.split(",") if only else list(FIGURES)
-    unknown = [name for name in names if name not in FIGURES]
+def _chosen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
+    known = FRAMEWORKS if options.frameworks else FIGURES
+    names = options.only.split(",") if options.only else list(known)
+    unknown = [name for name in names if name not in known]
     if unknown:
-        parser.error(f"no figure is called {', '.join(unknown)}; there are {', '.join(FIGURES)}")
+        parser.error(f"no figure is called {', '.join(unknown)}; there are {', '.join(known)}")
     return names
 
 
@@ -78,7 +81,7 @@ def _keep(made: Row | Curve, result: Result) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
-    names = _chosen(parser, options.only)
+    names = _chosen(parser, options)
     if options.write and options.quick:
         parser.error("--write publishes full sizes: leave out --quick")
     if options.dir is not None:
@@ -95,8 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in [] if options.render else names:
             results.figures[name] = _measure(name, scale, Path(folder))
             if options.write:  # after each, so that a run that is interrupted keeps what it has measured
-                results.machine, results.versions, results.sizes = where, versions, scale.describe()
-                results.save(FIGURES)
+                results.machine, results.sizes = where, scale.describe()
+                if not options.frameworks:  # most figures come from the other environment
+                    results.versions = versions
+                results.save((*FIGURES, *FRAMEWORKS))
     if options.write or options.render:
         Report(results).write(PROJECT)
 

@@ -18,6 +18,7 @@ SEED = 20_260
 WINDOW = 200
 FILES = 40
 FILE_BYTES = 8_192
+TEXT_BYTES = 300_000
 IMAGES = 8
 IMAGE_BYTES = 300_000
 _TOOLS = ["search_flights", "read_file", "run_query", "fetch_page", "list_orders"]
@@ -143,6 +144,16 @@ def files(steps: int) -> list[State]:
     return states
 
 
+def text(steps: int) -> list[State]:
+    """One long text, edited in place."""
+    rng = random.Random(SEED + 4)
+    content, states = prose(rng, TEXT_BYTES), list[State]()
+    for step in range(steps):
+        content = _edit(rng, content)
+        states.append({"text": content, "step": step})
+    return states
+
+
 def _with_image(rng: random.Random, message: Message) -> Message:
     image = {"type": "image", "media_type": "image/png", "data": rng.randbytes(IMAGE_BYTES)}
     return {**message, "content": [{"type": "text", "text": message["content"]}, image]}
@@ -162,5 +173,6 @@ WORKLOADS: dict[str, Callable[[int], list[State]]] = {
     "nested": nested,
     "window": window,
     "files": files,
+    "text": text,
     "images": images,
 }

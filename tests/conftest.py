@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, settings
 
 from outlive import testing
 from outlive.testing.trial import IO_MODES
-from rig import program, serving
+from rig import processes, program, serving
+from rig.watchdog import Watchdog
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 
@@ -27,7 +28,7 @@ TESTS = Path(__file__).parent
 _SCHEMES = {"postgres": "postgresql"}  # what tests call a backend that has another name in URLs
 
 _COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("short", derandomize=True, database=None, max_examples=40, **_COMMON)
+settings.register_profile("short", derandomize=True, database=None, max_examples=25, **_COMMON)
 settings.register_profile("long", max_examples=2_000, **_COMMON)
 settings.load_profile("long" if LONG else "short")
 
@@ -42,6 +43,8 @@ def pytest_configure(config):
     """Let one seed repeat everything: Hypothesis takes it as if it stood on the command line."""
     config.pluginmanager.register(serving)  # its fixtures
     config.pluginmanager.register(program)
+    config.pluginmanager.register(processes)
+    config.pluginmanager.register(Watchdog())
     # A background job of a shell ignores Ctrl-C, and so would every process that a test starts.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,6 +53,7 @@ def pytest_configure(config):
 
 
 def pytest_addoption(parser):
+    processes.add_option(parser)
     parser.addoption(
         "--backend", metavar="NAME", choices=BACKENDS, help=f"tests of one backend: {', '.join(BACKENDS)}"
     )
@@ -151,7 +155,9 @@ def _look(pid):
 
 def _children():
     """Return pid → command of our children; cheap enough for every test."""
-    pids = {pid for task in Path("/proc/self/task").iterdir() for pid in _read(task / "children").split()}
+    pids = {
+        pid for task in os.listdir("/proc/self/task") for pid in _read(f"/proc/self/task/{task}/children")
+    }
     pids -= serving.shared_pids()  # a test may be the first to ask for one of these, or restart it
     return {pid: found[2] for pid in pids if (found := _look(pid))}
 
@@ -168,9 +174,10 @@ def _orphans():
 
 def _read(path):
     try:
-        return path.read_text()
+        with open(path) as file:
+            return file.read().split()
     except OSError:  # a thread that has ended meanwhile
-        return ""
+        return ()
 
 
 def _check(name, before, after):

@@ -23,6 +23,7 @@ FIGURES = (
     "postgres-load",
     "postgres-savers",
     "redis-save",
+    "redis-savers",
     "replicate",
     "step",
     "steps",
@@ -38,6 +39,8 @@ FIGURES = (
     "sweep",
     "start",
 )
+# They need the environment of the frameworks: ./dev bench --frameworks.
+FRAMEWORKS = ("openai-agents",)
 
 
 def module_path(name: str) -> Path:

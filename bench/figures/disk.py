@@ -18,7 +18,7 @@ from scale import Scale
 from table import Row, Versus, at_most, megabytes, times
 from workloads import WORKLOADS, State
 
-BARS = {"conversation": 3.5, "nested": 3.5, "window": 12.0, "files": 22.0, "images": 1.6}
+BARS = {"conversation": 2.3, "nested": 2.3, "window": 10.0, "files": 6.0, "text": 4.0, "images": 1.6}
 TEXT = (2.5, 3.5)  # how well the made-up text may compress to stand for a real transcript
 
 

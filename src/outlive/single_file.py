@@ -33,6 +33,7 @@ from outlive.runs.response_values import (
     INTERRUPTED,
     RUNNING,
     FanOut,
+    ModelKey,
     ModelResponse,
     PartialResponse,
     Record,
@@ -50,7 +51,6 @@ _VALUE, _RESPONSE = "value", "response"
 _GROWTH = 4  # the file may grow to this many times its size after the last full write
 _SMALL = 64 << 10
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://|(sqlite|file|memory|null|postgres|postgresql|redis|rediss):")
-Place = tuple[str, int]
 
 
 def checkpoint_file(path: str | os.PathLike[str], *, timeout_s: float = BUSY_S) -> CheckpointFile:
@@ -81,7 +81,7 @@ class CheckpointFile:
         self._folder = folder
         self._timeout_s = timeout_s
         self._codec = Codec()
-        self._begun: set[Place] = set()  # models whose current attempt belongs to this object
+        self._begun: set[ModelKey] = set()  # models whose current attempt belongs to this object
         self._synced = b""  # the incarnation whose name is known to be on disk
 
     def __repr__(self) -> str:
@@ -124,7 +124,7 @@ class CheckpointFile:
 
         Raises BadArgument for a prompt other than the stored one: call `clear()` first.
         """
-        places = numbered(model_ids)
+        model_keys = numbered(model_ids)
         with translated():
             self._make_folder()
             with self._locked() as disk:
@@ -132,18 +132,18 @@ class CheckpointFile:
                 if content is None:
                     fan_out = FanOut.start(model_ids, prompt=prompt, verbose=verbose)
                 else:
-                    fan_out = self._with(content.fan_out(self.path), places, prompt)
+                    fan_out = self._with(content.fan_out(self.path), model_keys, prompt)
                 if content is None or fan_out != content.value():
                     self._rewrite(disk, self._pack_all(fan_out, content))
         return fan_out
 
-    def _with(self, fan_out: FanOut, places: Sequence[Place], prompt: Any) -> FanOut:
+    def _with(self, fan_out: FanOut, model_keys: Sequence[ModelKey], prompt: Any) -> FanOut:
         if prompt is not None and prompt != fan_out.prompt:
             raise BadArgument(
                 f"{self.path!r} answers another prompt; call clear() first to delete those responses"
             )
         known = {(response.model_id, response.ordinal) for response in fan_out.responses}
-        return _with_models(fan_out, [place for place in places if place not in known])
+        return _with_models(fan_out, [model_key for model_key in model_keys if model_key not in known])
 
     def update(
         self, model_id: str, partial: PartialResponse | Mapping[str, Any], ordinal: int = 0
@@ -169,22 +169,22 @@ class CheckpointFile:
         return self._change(model_id, ordinal, lambda record: record.end(status, answer, error))
 
     def _change(self, model_id: str, ordinal: int, change: Callable[[Record], Record]) -> ModelResponse:
-        place = check_model(model_id, ordinal)
+        model_key = check_model(model_id, ordinal)
         with translated():
             self._make_folder()
             with self._locked() as disk:
                 content = self._read(disk) or _Content(FanOut((), created_at=None))
                 content.fan_out(self.path)
-                before = replace(content.record(place), is_open=place in self._begun)
+                before = replace(content.record(model_key), is_open=model_key in self._begun)
                 record = change(before)
                 if record.response.status == RUNNING:  # no lease tells later whether it still runs
                     record = replace(record, response=replace(record.response, status=INTERRUPTED))
                 if record != before:
                     self._append(disk, content, record)
                 if record.is_open:
-                    self._begun.add(place)
+                    self._begun.add(model_key)
                 else:
-                    self._begun.discard(place)
+                    self._begun.discard(model_key)
         return record.response
 
     # The file
@@ -225,7 +225,9 @@ class CheckpointFile:
         self._synced = log.incarnation
 
     def _pack_all(self, value: Any, content: _Content | None) -> bytes:
-        earlier = [] if content is None else [[*place, usage] for place, usage in content.earlier.items()]
+        earlier = (
+            [] if content is None else [[*model_key, usage] for model_key, usage in content.earlier.items()]
+        )
         return self._codec.pack([_VALUE, value, earlier], "value")
 
     def _read(self, disk: Disk) -> _Content | None:
@@ -320,8 +322,8 @@ class _Content:
         self._value = value
         self.log = log
         self.first_end = first_end  # where the frames of single models begin
-        self.earlier: dict[Place, Usage] = {}
-        self._changed: dict[Place, ModelResponse] = {}
+        self.earlier: dict[ModelKey, Usage] = {}
+        self._changed: dict[ModelKey, ModelResponse] = {}
 
     def fan_out(self, path: str) -> FanOut:
         value = self.value()
@@ -331,21 +333,23 @@ class _Content:
             )
         return value
 
-    def record(self, place: Place) -> Record:
+    def record(self, model_key: ModelKey) -> Record:
         for response in self.value().responses:
-            if (response.model_id, response.ordinal) == place:
-                return Record(response, self.earlier.get(place, Usage()))
-        return Record(not_started(*place))
+            if (response.model_id, response.ordinal) == model_key:
+                return Record(response, self.earlier.get(model_key, Usage()))
+        return Record(not_started(*model_key))
 
     def put(self, record: Record) -> None:
-        place = (record.response.model_id, record.response.ordinal)
-        self._changed[place] = record.response
-        self.earlier[place] = record.earlier
+        model_key = (record.response.model_id, record.response.ordinal)
+        self._changed[model_key] = record.response
+        self.earlier[model_key] = record.earlier
 
     def value(self) -> Any:
         if self._changed:
-            places = {(response.model_id, response.ordinal) for response in self._value.responses}
-            whole = _with_models(self._value, [place for place in self._changed if place not in places])
+            model_keys = {(response.model_id, response.ordinal) for response in self._value.responses}
+            whole = _with_models(
+                self._value, [model_key for model_key in self._changed if model_key not in model_keys]
+            )
             responses = (
                 self._changed.get((response.model_id, response.ordinal), response)
                 for response in whole.responses
@@ -354,6 +358,8 @@ class _Content:
         return self._value
 
 
-def _with_models(fan_out: FanOut, missing: Sequence[Place]) -> FanOut:
+def _with_models(fan_out: FanOut, missing: Sequence[ModelKey]) -> FanOut:
     """Return a fan-out to more models."""
-    return replace(fan_out, responses=(*fan_out.responses, *(not_started(*place) for place in missing)))
+    return replace(
+        fan_out, responses=(*fan_out.responses, *(not_started(*model_key) for model_key in missing))
+    )

@@ -41,6 +41,8 @@ SOURCE = Path(outlive.__file__).parent
 MAY_IMPORT_ASYNCIO = {
     "runtime/loop.py",
     "backends/local/async_local.py",
+    "backends/local/worker.py",
+    "backends/redis/exchanges.py",
     "backends/postgres/groups.py",
     "backends/postgres/pool.py",
     "backends/redis/io_modes.py",
@@ -191,6 +193,8 @@ CALLS = {
         "flush": lambda thread: thread.flush(),
         "delete_checkpoints": lambda thread: thread.delete_checkpoints(["two"], erase=True),
         "prune": lambda thread: thread.prune(keep_last=1, erase=True),
+        "namespaces": lambda thread: thread.namespaces(),
+        "delete_namespace": lambda thread: thread.delete_namespace(),
         "delete": lambda thread: thread.delete(),
     },
     AsyncStore: {

@@ -45,8 +45,8 @@ pytestmark = pytest.mark.heavy
 SEED = int(os.environ.get("OUTLIVE_SEED", "20261115"))
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 SUBSETS = 60 if LONG else 1
-STRIDE = 1 if LONG else 4  # between the calls after which the power goes
-DEATHS = 1 if LONG else 12  # between the calls after which a process dies
+STRIDE = 1 if LONG else 7  # between the calls after which the power goes
+DEATHS = 1 if LONG else 20  # between the calls after which a process dies
 PARTS = 4  # of the recording, each in a test of its own
 A, B, C = (ThreadKey.of("", name) for name in ("a", "b", "ç\ud800"))
 

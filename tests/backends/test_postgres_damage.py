@@ -17,9 +17,11 @@ def sql(url, statement, *parameters):
 
 
 def keep(url):
-    for table in TABLES:
-        sql(url, f"drop table if exists older_{table}")
-        sql(url, f"create table older_{table} as select * from outlive.{table}")
+    copies = [
+        f"drop table if exists older_{table}; create table older_{table} as select * from outlive.{table}"
+        for table in TABLES
+    ]
+    sql(url, "; ".join(copies))
 
 
 def put_back(url, table, keys, condition="true"):
@@ -33,10 +35,7 @@ def put_back(url, table, keys, condition="true"):
     assert found[0][0], "nothing was put back"
     sql(
         url,
-        f"alter table older_{table} drop column if exists recent",  # the last one, which is generated
-    )
-    sql(
-        url,
+        f"alter table older_{table} drop column if exists recent;"  # the last one, which is generated
         f"insert into outlive.{table} select o.* from older_{table} o where {condition.replace('n.', 'o.')}",
     )
 

@@ -21,16 +21,11 @@ from outlive.backends.sqlite.backend import SQLiteBackend
 from outlive.backends.sqlite.tables import TABLES
 from outlive.errors import OutliveError
 from outlive.testing.thread_records import draft
+from rig.general_road import GeneralRoad
 
 THREADS = [ThreadKey.of("", id) for id in ("t", "u")]
 NAMES = [bytes([number]) * 16 for number in range(6)]
 NOW = 1_700_000_000_000_000_000
-
-
-class GeneralRoad(SQLiteBackend):
-    """Every commit takes the general road."""
-
-    _commit = SQLiteBackend._decide
 
 
 class World:

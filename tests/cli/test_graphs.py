@@ -31,12 +31,12 @@ from outlive.adapters.langgraph import OutliveSaver, state
 from outlive.adapters.langgraph import run_graph as run_as_run
 from outlive.adapters.langgraph.values import codec, messages
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
-from outlive.cli.output import graph as graph_layout
-from outlive.cli.output import messages as message_lines
-from outlive.cli.output import opaque
-from outlive.cli.output.graph import read_graph
 from outlive.cli.stores import open_store
 from outlive.format.extensions import Opaque, Raw
+from outlive.view import graph as graph_layout
+from outlive.view import messages as message_lines
+from outlive.view import opaque
+from outlive.view.graph import read_graph
 from rig.program import fresh
 
 

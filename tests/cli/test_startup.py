@@ -144,10 +144,10 @@ def test_completion_without_a_store_completes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_scripts_for_other_shells_are_printed(shell):
-    script = fresh("completion", shell).out
+def test_scripts_for_other_shells_are_printed(program, shell):
+    script = program("completion", shell).out
     assert f"_OUTLIVE_COMPLETE={shell}_complete" in script
-    assert fresh("completion", "tcsh").code == 2
+    assert program("completion", "tcsh").code == 2
 
 
 def test_bash_completes_urls_ids_with_colons_and_ids_that_need_quotes(tmp_path):

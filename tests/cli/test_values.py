@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outlive
-from outlive.cli.output.escape import escape_json, escape_lines, escape_terminal, quote_argument, unescape
-from outlive.cli.output.path import pick
-from outlive.cli.output.units import (
+from outlive.errors import BadArgument
+from outlive.format.diff import diff
+from outlive.format.extensions import Opaque, Raw
+from outlive.view.escape import escape_json, escape_lines, escape_terminal, quote_argument, unescape
+from outlive.view.path import pick
+from outlive.view.units import (
     format_age,
     format_duration,
     format_elapsed,
@@ -21,10 +24,7 @@ from outlive.cli.output.units import (
     parse_duration,
     parse_moment,
 )
-from outlive.cli.output.values import lines, one_line, to_json
-from outlive.errors import BadArgument
-from outlive.format.diff import diff
-from outlive.format.extensions import Opaque, Raw
+from outlive.view.values import lines, one_line, to_json
 
 TEXT = st.text(st.characters() | st.sampled_from("\x1b\x9b\x00\x7f\n\r\t\u202e\u2066\ud800\\\"'"))
 SCALARS = (

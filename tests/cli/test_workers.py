@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -93,6 +94,7 @@ def working(cli, *arguments, handlers="SYNC"):
 
 
 def _has_begun(cli, process):
+    time.sleep(0.2)  # a call takes the machine from the worker that it waits for
     assert process.poll() is None, (cli.folder / "worker.err").read_text()
     listed = cli("workers", "--json")
     return listed.code == 0 and listed.items

@@ -41,6 +41,7 @@ from outlive.testing.store.timers import TimerContract
 from outlive.testing.store.waiting import WaitingContract
 from outlive.testing.store.working import WorkerContract
 from outlive.testing.trial import AsyncDriver, SyncDriver
+from rig.general_road import GeneralRoad
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 
@@ -122,14 +123,10 @@ class _OfAFile(
     """What a file and memory may do otherwise, and any sequence of calls. The statements are those of the file."""
 
 
-class GeneralRoad(SQLiteBackend):
-    """Ordinary saves take the general road too: `TestSQLite` sends them on the straight one."""
-
-    _commit = SQLiteBackend._decide
-
-
 @pytest.mark.long_io_mode("async")
 class TestSQLiteInMemory(BackendContract if LONG else _OfAFile):
+    """Ordinary saves take the general road too: `TestSQLite` sends them on the straight one."""
+
     @pytest.fixture
     def backend(self):
         return GeneralRoad(":memory:")

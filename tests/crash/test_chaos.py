@@ -16,14 +16,15 @@ import pytest
 
 import outlive
 from outlive.testing.patience import PATIENCE_S
-from rig.crash import rounds
+from rig.crash import LONG, rounds
 from rig.crash.conversation import state
 from rig.servers import PostgresServer, ValkeyServer
 
 pytestmark = pytest.mark.heavy
 
 PROCESSES, THREADS = 4, 3
-SAVES = rounds(80, long=2_000)  # of each thread, at least
+SAVES = rounds(30, long=2_000)  # of each thread, at least
+SAVE_PAUSE_S = 0 if LONG else 0.02  # between two saves of a thread: twelve of them are at work
 RESTARTS = rounds(3, long=100)  # at least
 PAUSE_S = 0.5  # between two restarts
 
@@ -45,6 +46,7 @@ def converse(report, url, who, stop):
             own, shared = store.thread(f"own {who} {number}"), store.thread("shared")
             try:
                 for step in steps(stop):
+                    time.sleep(SAVE_PAUSE_S)
                     report(own.id, own.save(state("talk", step % 40), step=step).seq)
                     if step % 10 == 0:
                         report("shared", shared.save({"who": who, "step": step}).id)
@@ -63,6 +65,7 @@ def converse_async(report, url, who, stop):
     async def work(store, number):
         own, shared = store.thread(f"own {who} {number}"), store.thread("shared")
         for step in steps(stop):
+            await asyncio.sleep(SAVE_PAUSE_S)
             report(own.id, (await own.save(state("talk", step % 40), step=step)).seq)
             if step % 10 == 0:
                 report("shared", (await shared.save({"who": who, "step": step})).id)

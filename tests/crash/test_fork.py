@@ -20,7 +20,7 @@ import pytest
 
 import outlive
 from outlive.testing.patience import PATIENCE_S
-from rig.crash import BACKENDS, SERVERS, ForkServer, ram_folder, rounds, url_of
+from rig.crash import BACKENDS, SERVERS, WAYS, ForkServer, ram_folder, rounds, url_of
 from rig.crash.conversation import state
 
 pytestmark = pytest.mark.heavy
@@ -254,7 +254,7 @@ def fork_while_saving_async(report, url, forks):
 @pytest.mark.parametrize("work", [fork_while_saving, fork_while_delaying, fork_while_saving_async])
 @pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_a_fork_in_the_middle_of_saves_neither_hangs_nor_loses_one(work, backend, server, url):
-    forks = rounds(4, long=100)
+    forks = rounds(2, long=100)
     ((saved,),) = run(server, work, url, forks)
     check(url, {**saved, **{f"child {number}": 2 for number in range(forks)}})
 
@@ -276,7 +276,7 @@ def fork_from_threads(report, urls, times):
 
 @pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_threads_that_fork_at_the_same_moment_do_not_stand_in_each_others_way(backend, server, url):
-    run(server, fork_from_threads, (url, f"{url}2"), rounds(3, long=50))
+    run(server, fork_from_threads, (url, f"{url}2"), rounds(2, long=50))
     with outlive.open(url) as store, outlive.open(f"{url}2") as other:
         assert store.verify().problems == other.verify().problems == ()
 
@@ -368,8 +368,7 @@ def test_a_child_inherits_no_open_sqlite_file(backend, server, url):
     assert [path for path in inherited if "store.db" in path] == []
 
 
-@pytest.mark.parametrize("durability", ["sync", "async"])
-@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
+@pytest.mark.parametrize("backend, durability", WAYS)
 def test_a_program_that_forks_ends_by_itself_and_says_nothing(durability, backend, url):
     """A whole interpreter, from start to exit: nothing is raised in a fork hook or at shutdown."""
     program = f"""

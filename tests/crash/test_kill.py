@@ -25,7 +25,7 @@ from rig.crash.conversation import Doing, Ledger, act, script, state
 pytestmark = pytest.mark.heavy
 
 NAMES = ("trip-42", "trip 43 / späť", "x" * 300)
-KILLS = 6 if LONG else 3  # of one store; then a new one, so that its first moments are hit too
+KILLS = 6 if LONG else 2  # of one store; then a new one, so that its first moments are hit too
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import outlive
-from rig.crash import BACKENDS, LONG, SERVERS, ForkServer, ram_folder, rounds
+from rig.crash import BACKENDS, LONG, SERVERS, WAYS, ForkServer, ram_folder, rounds
 from rig.crash.conversation import state
 
 pytestmark = pytest.mark.heavy
@@ -70,7 +70,7 @@ def save_both_async(report, url, who, saves):
 
 @pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_what_eight_processes_save_at_once_is_all_there_in_order(backend, server, tmp_path, url_for):
-    url, saves = url_for(backend, tmp_path), rounds(20, long=250)  # of each kind
+    url, saves = url_for(backend, tmp_path), rounds(8, long=250)  # of each kind
     jobs = [(save_both if who % 2 else save_both_async, url, who, saves) for who in range(PROCESSES)]
     said = run(server, *jobs)
     with outlive.open(url) as store:
@@ -101,7 +101,7 @@ def open_at(report, url, at, who):
 def test_eight_processes_that_open_an_empty_store_at_the_same_moment_all_succeed(
     backend, server, quick_path, url_for
 ):
-    for attempt in range(rounds(3)):
+    for attempt in range(rounds(2, long=60)):
         folder = quick_path / str(attempt)
         folder.mkdir()
         url, at = url_for(backend, folder), time.time() + 0.05
@@ -288,10 +288,9 @@ def save_in_threads(report, url, count, saves, durability):
         in_threads([functools.partial(go_on, who) for who in range(count)])
 
 
-@pytest.mark.parametrize("durability", ["sync", "async"])
-@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
+@pytest.mark.parametrize("backend, durability", WAYS)
 def test_many_threads_of_one_process_share_one_store(backend, durability, server, quick_path, url_for):
-    url, count, saves = url_for(backend, quick_path), 16, rounds(12)
+    url, count, saves = url_for(backend, quick_path), 16, rounds(5, long=240)
     run(server, (save_in_threads, url, count, saves, durability))
     with outlive.open(url) as store:
         past = list(reversed(list(store.thread("shared").history())))

@@ -32,6 +32,7 @@ from outlive.format.extensions import (
     TAGGED,
     TUPLE,
 )
+from outlive.format.layout import assemble
 from outlive.format.registry import Registry
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
@@ -170,7 +171,7 @@ def test_a_body_of_another_format_is_refused(version):
 )  # fmt: skip
 def test_a_body_that_is_no_manifest_is_damage(body):
     with pytest.raises(Corrupt):
-        chunk.assemble(manifest.decode(CODEC, body).layout, [b"x" * 10], None)
+        assemble(manifest.decode(CODEC, body).layout, [b"x" * 10], None)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_a_body_that_is_no_manifest_is_damage(body):
 )
 def test_a_span_that_reaches_outside_its_chunk_is_damage(layout):
     with pytest.raises(Corrupt):
-        chunk.assemble(layout, [b"x" * 10], None)
+        assemble(layout, [b"x" * 10], None)
 
 
 # 2. Names of code ---------------------------------------------------------------------------------------
@@ -676,7 +677,7 @@ def test_a_changed_body_is_a_manifest_or_a_typed_error_never_anything_else():
         ("t",),
         (outlive.Interrupt("i", "n", {"q": 1}),),
     )
-    body = manifest.encode(CODEC, said)
+    body = manifest.encode(CODEC, said.layout, said)
     assert manifest.decode(CODEC, body) == said
     failures = []
     for at in range(len(body)):
@@ -684,7 +685,7 @@ def test_a_changed_body_is_a_manifest_or_a_typed_error_never_anything_else():
             damaged = body[:at] + bytes([value]) + body[at + 1 :]
             try:
                 decoded = manifest.decode(CODEC, damaged)
-                chunk.assemble(decoded.layout, [bytes(20), bytes(20)], None)
+                assemble(decoded.layout, [bytes(20), bytes(20)], None)
             except OutliveError:
                 continue
             except Exception as error:

@@ -10,6 +10,7 @@ from outlive.errors import Unencodable
 from outlive.format import chunk, manifest, planner
 from outlive.format.codec import Codec
 from outlive.format.extensions import Raw
+from outlive.format.layout import assemble
 from outlive.format.outline import Outline, split_state
 from outlive.format.registry import Registry
 
@@ -29,10 +30,10 @@ class Saver:
     def save(self, outline):
         pieces = split_state(CODEC, outline, self.base)
         plan = planner.plan_chunks(CODEC, self.namer, pieces, self.base)
-        layout = manifest.layout_of(manifest.encode(CODEC, manifest.Manifest(plan.layout)))
+        layout = manifest.layout_of(manifest.encode_fields(plan.layout, {}))
         self.chunks.update(plan.chunks)
         raws = [chunk.decode(self.chunks[name]) for name in plan.names]
-        self.stream = chunk.assemble(layout, raws, pieces.size)
+        self.stream = assemble(layout, raws, pieces.size)
         plan.record_spans()
         self.base, self.layout, self.names = pieces, layout, plan.names
         self.stored += plan.added
@@ -44,7 +45,7 @@ class Saver:
         fields = {name: value for name, value in state.items() if name != "values"}
         pieces = split_state(CODEC, outline_of(self.base.id, None, fields, state["values"], versions, ()))
         assert b"".join(part.bytes_of(CODEC) for part in pieces.parts) == self.stream
-        planner.place(pieces, self.layout, self.names)
+        planner.place(pieces, self.layout, self.names, None)
         self.base = pieces
 
 

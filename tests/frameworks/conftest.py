@@ -4,15 +4,10 @@ import importlib.util
 
 import pytest
 
-from rig.crash import ram_folder
+from rig.adapters import each_store, each_url, folder, shared_url
 
+__all__ = ["each_store", "each_url", "folder", "shared_url"]
 collect_ignore_glob = [] if importlib.util.find_spec("deepagents") else ["test_*.py"]
-
-
-@pytest.fixture
-def folder():
-    with ram_folder() as name:
-        yield name
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ LONG = bool(os.environ.get("OUTLIVE_LONG"))
 SEED = int(os.environ.get("OUTLIVE_SEED") or 1)
 CYCLES = 60 if LONG else 2
 CLIENTS, WRITERS = 2, 2
-PAUSE_S = 0.02  # between the saves of a client
+PAUSE_S = 0.02 if LONG else 0.06  # between the saves of a client
 STRICT = {"timeout_s": 1.0, "auto_failover": True, "max_failover_attempts": 10_000}
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.heavy
 QUIET = {"timeout_s": 30, "health_check_interval_s": 1000}  # nothing happens by itself
 QUICK = {"timeout_s": 30, "health_check_interval_s": 0.05, "auto_failover": False}
 STRIDE = 1 if LONG else 9  # of moments at which the primary goes: each takes a second
-STEP = 1 if LONG else 3  # of moments at which a process dies
+STEP = 1 if LONG else 5  # of moments at which a process dies
 
 
 class EventSink:

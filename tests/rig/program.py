@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
+import gc
 import io
 import json
 import os
@@ -31,10 +32,23 @@ from outlive.testing.patience import PATIENCE_S
 from rig.crash import ram_folder
 
 SOURCE = str(Path(__file__).resolve().parents[2] / "src")
-_LAZY = (
-    *(f"cli.commands.{name}" for name in ("checkpoints", "doctor", "recover", "threads", "transfer")),
-    "cli.output.advice",
+# What calls import as they need it; here once, so that no fork has to.
+_WARM = (
+    "factory",
+    "backends.postgres.backend",
+    "backends.sqlite.backend",
+    "cli.program",
+    *(
+        f"cli.commands.{name}"
+        for name in (
+            *("checkpoints", "doctor", "keys", "maintenance", "questions", "recover"),
+            *("replication", "runs", "threads", "transfer", "workers"),
+        )
+    ),
+    "view.advice",
     "cli.stores",
+    "layers.replication.layer",
+    "runs.submit",
 )
 
 # The last two measure the coverage of the program too.
@@ -205,9 +219,11 @@ def serve(path):
     """Fork for each call, until the socket's other side, our standard input, is closed."""
     import importlib
 
-    for name in ("factory", "backends.postgres.backend", "backends.sqlite.backend", "cli.program", *_LAZY):
-        importlib.import_module(f"outlive.{name}")
-    importlib.import_module("rich.table")
+    for name in (*(f"outlive.{name}" for name in _WARM), "difflib", "rich.console", "rich.table"):
+        importlib.import_module(name)
+    "".encode("ascii")  # loads the codec
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy every page that it shares with this process
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # Always ignored here, as in a background job of a shell: a child sets it again, and Ctrl-C at the tests does not end this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

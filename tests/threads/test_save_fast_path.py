@@ -12,6 +12,7 @@ import outlive
 from outlive.format import chunk, planner
 from outlive.format import splitter as piece
 from outlive.format.codec import Codec
+from outlive.format.layout import assemble
 from outlive.format.part import Part
 from outlive.format.registry import Registry
 
@@ -78,7 +79,7 @@ def checked_split(state, old, stored):
     plan = planner.plan_chunks(CODEC, NAMER, pieces, old)
     stored.update(plan.chunks)
     raws = [chunk.decode(stored[name]) for name in plan.names]
-    assert chunk.assemble(plan.layout, raws, pieces.size) == CODEC.pack(state)
+    assert assemble(plan.layout, raws, pieces.size) == CODEC.pack(state)
     plan.record_spans()
     return pieces
 

@@ -43,6 +43,7 @@ from outlive.backend.records import (
     Receipt,
     ReencryptedBodies,
     Removal,
+    SoundChunks,
     ThreadKey,
     ThreadRecord,
     Totals,
@@ -61,7 +62,7 @@ __all__ = [
     "ABSENT", "FORMAT", "NAMING_THREAD", "NEXT", "OUTBOX", "RESERVED", "TOMBSTONE", "WALL", "Backend", "CachedHead",
     "CheckpointKey", "CheckpointRecord", "Commit", "Cursor", "EntryCursor", "EntryQuery",
     "EntryRecord", "Fence", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
-    "ReencryptedBodies", "Removal", "Reservation", "ThreadCursor", "ThreadKey", "ThreadQuery", "ThreadRecord", "Totals", "Unreserved", "Watch", "WriteRecord",
+    "ReencryptedBodies", "Removal", "Reservation", "SoundChunks", "ThreadCursor", "ThreadKey", "ThreadQuery", "ThreadRecord", "Totals", "Unreserved", "Watch", "WriteRecord",
     "all_entries", "all_records", "all_threads", "checksum", "commit", "entry_pages", "escape", "lineage",
     "outcome_unknown", "reserved", "retry_stale", "shortest_timeout", "stamped", "thread_record", "tombstone_key", "unescape",
 ]  # fmt: skip

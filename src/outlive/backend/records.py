@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import ormsgpack
@@ -251,9 +252,11 @@ class Commit:
     overrules: bool = False  # of a merge: replace stored records of any version and rank
     timeout_s: float | None = None
     # Identifies this commit, however often it is sent.
-    token: bytes = field(default_factory=lambda: os.urandom(8))
+    token: bytes = field(default_factory=partial(os.urandom, 8))
     # A backend calls it once it will do every later commit after this one.
     on_queued: Callable[[], None] | None = None
+    # How long a backend may wait for others that share the transaction: the caller expects one soon.
+    linger_s: float = 0.0
 
     @property
     def first_id(self) -> str:
@@ -301,6 +304,16 @@ class Totals:
     threads: int = 0
     checkpoints: int = 0
     stored: int = 0  # bytes of chunks and bodies
+
+
+class SoundChunks(dict[bytes, bytes]):
+    """Chunks by name, each of which agreed with a checksum over its name and bytes, stored with it.
+
+    Only for a backend that stores the naming key beside them: their names need not be computed. A
+    layer that changes a chunk makes another dict, whose chunks are compared with their names.
+    """
+
+    __slots__ = ()
 
 
 @dataclass(slots=True)

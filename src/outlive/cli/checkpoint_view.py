@@ -1,19 +1,15 @@
-"""A checkpoint and its state, and the changes between two of them, as text and as JSON."""
+"""Prints a checkpoint and its state, and the changes between two of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from outlive.cli.output.escape import escape_lines, escape_terminal
-from outlive.cli.output.items import checkpoint_item, write_item
-from outlive.cli.output.opaque import OpaqueCodec, unwrap
-from outlive.cli.output.path import pick
 from outlive.cli.output.table import Column, is_terminal, print_fields, print_table, terminal_width
-from outlive.cli.output.units import format_size, format_time
-from outlive.cli.output.values import count_of, kind_of, lines, one_line, to_json
-from outlive.format.diff import diff as diff_states
-from outlive.format.diff import join_path
+from outlive.view.checkpoints import Changes, CheckpointContent
+from outlive.view.escape import escape_lines, escape_terminal
+from outlive.view.units import format_size, format_time
+from outlive.view.values import lines, one_line
 
 if TYPE_CHECKING:
     from outlive.values import Change, Checkpoint
@@ -21,32 +17,12 @@ if TYPE_CHECKING:
 _UNLIMITED = 1_000_000  # characters
 
 
-class CheckpointView:
+class CheckpointView(CheckpointContent):
     """A checkpoint with its state, or with one value of it."""
 
     def __init__(self, checkpoint: Checkpoint, path: str | None, *, is_head: bool, is_full: bool) -> None:
-        self._checkpoint = checkpoint
-        self._path = path
-        self._is_head = is_head
+        super().__init__(checkpoint, path, is_head=is_head)
         self._is_full = is_full
-        self._value = self._root() if path is None else pick(self._root(), path)
-
-    def _root(self) -> Any:
-        """Return what paths lead into."""
-        return self._checkpoint.state
-
-    def item(self) -> dict[str, Any]:
-        item = {**checkpoint_item(self._checkpoint), "is_head": self._is_head}
-        if self._path is not None:
-            return {**item, "path": self._path, "value": to_json(self._value)}
-        return {**item, **self._content_item()}
-
-    def _content_item(self) -> dict[str, Any]:
-        return {
-            "open_interrupts": [interrupt.id for interrupt in self._checkpoint.open_interrupts],
-            "writes": [write_item(write) for write in self._checkpoint.pending_writes],
-            "state": to_json(self._value),
-        }
 
     def show(self) -> None:
         if self._path is None:
@@ -94,15 +70,6 @@ class CheckpointView:
 
     # Parts
 
-    def part_items(self) -> list[dict[str, Any]]:
-        """Return the parts of the value with their packed sizes, the largest first."""
-        pack = OpaqueCodec().pack
-        items = [
-            {"path": path, "type": kind_of(part), "count": count_of(part), "bytes": len(pack(part))}
-            for path, part in _parts(self._value, self._path or "")
-        ]
-        return sorted(items, key=lambda item: -int(str(item["bytes"])))
-
     def show_parts(self) -> None:
         items = self.part_items()
         total = sum(item["bytes"] for item in items) or 1
@@ -123,39 +90,11 @@ class CheckpointView:
         print_table(columns, rows)
 
 
-def _parts(value: Any, path: str) -> list[tuple[str, Any]]:
-    """Return the parts one level below a value."""
-    value = unwrap(value)
-    if isinstance(value, dict):
-        return [(join_path(path, key), item) for key, item in value.items()]
-    if isinstance(value, list | tuple):
-        return [(f"{path}[{at}]", item) for at, item in enumerate(value)]
-    return [(path or "state", value)]
-
-
 _SIGNS = {"added": ("+", "green"), "removed": ("-", "red"), "changed": ("~", "yellow")}
 
 
-class Comparison:
+class Comparison(Changes):
     """Two checkpoints, and the changes from the old one to the new one."""
-
-    def __init__(self, old: Checkpoint, new: Checkpoint) -> None:
-        self._old, self._new = old, new
-        self.changes = self._compare()
-
-    def _compare(self) -> list[Change]:
-        return diff_states(self._old.state, self._new.state)
-
-    def items(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "path": change.path,
-                "kind": change.kind,
-                "old": self._to_json(change.old),
-                "new": self._to_json(change.new),
-            }
-            for change in self.changes
-        ]
 
     def show(self, *, full: bool) -> None:
         count = len(self.changes)
@@ -174,9 +113,6 @@ class Comparison:
             return start + self._one_line(change.old, room)
         half = (room - 3) // 2
         return f"{start}{self._one_line(change.old, half)} → {self._one_line(change.new, half)}"
-
-    def _to_json(self, value: Any) -> Any:
-        return to_json(value)
 
     def _one_line(self, value: Any, room: int) -> str:
         return one_line(value, room)

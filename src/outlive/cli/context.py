@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outlive.cli.output.escape import escape_json, escape_lines, escape_terminal
 from outlive.errors import BadArgument
+from outlive.view.escape import escape_json, escape_lines, escape_terminal
 
 if TYPE_CHECKING:
-    from outlive.cli.opened_store import OpenedStore
     from outlive.errors import Corrupt
+    from outlive.view.opened_store import OpenedStore
 
 FORMAT = 1  # of what --json prints
 OK, FINDINGS, USAGE, STORE = 0, 1, 2, 3
@@ -110,7 +110,7 @@ class Call:
         return {name: value for name, value in options.items() if value is not None}
 
     def _timeout_s(self) -> float | None:
-        from outlive.cli.output.units import parse_duration
+        from outlive.view.units import parse_duration
 
         timeout = self.options.timeout
         return None if timeout is None else parse_duration("--timeout", timeout)
@@ -242,7 +242,7 @@ class Call:
 
     def note_damaged(self, errors: Iterable[Corrupt]) -> None:
         """Name the threads that were left out of a list."""
-        from outlive.cli.output.advice import message_with_advice
+        from outlive.view.advice import message_with_advice
 
         for error in errors:
             self.note(message_with_advice(error))

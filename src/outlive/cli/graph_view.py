@@ -5,26 +5,22 @@ The rest of the stored state is LangGraph's bookkeeping; `--raw` shows it, as of
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from outlive.cli.checkpoint_view import CheckpointView, Comparison
-from outlive.cli.output.escape import escape_terminal
-from outlive.cli.output.graph import GraphState, delta_channels, own_metadata, read_graph
-from outlive.cli.output.items import interrupt_item
-from outlive.cli.output.messages import Message, read_messages, show_messages
 from outlive.cli.output.table import print_fields, terminal_width
 from outlive.cli.output.tree import join_nodes
-from outlive.cli.output.values import lines, one_line, to_json
-from outlive.format.diff import diff, join_path
-from outlive.values import Change
+from outlive.view.checkpoints import ABSENT, GraphChanges, GraphContent
+from outlive.view.escape import escape_terminal
+from outlive.view.graph import GraphState, delta_channels, own_metadata, read_graph
+from outlive.view.messages import Message, read_messages, show_messages
+from outlive.view.values import lines, one_line
 
 if TYPE_CHECKING:
     from outlive.values import Checkpoint, Interrupt
 
 _PAYLOAD = 200  # characters of an interrupt's payload
 _IN_WRITES = "(a DeltaChannel: its value is in the writes since an older checkpoint)"
-_ABSENT = object()  # the value of such a channel
 
 
 def checkpoint_view(
@@ -45,33 +41,14 @@ def comparison(old: Checkpoint, new: Checkpoint, *, is_raw: bool) -> Comparison:
     return GraphComparison(old, new, graphs[0], graphs[1])
 
 
-class GraphView(CheckpointView):
+class GraphView(GraphContent, CheckpointView):
     """A checkpoint of a graph, or one value of it."""
 
     def __init__(
         self, checkpoint: Checkpoint, graph: GraphState, path: str | None, *, is_head: bool, is_full: bool
     ) -> None:
-        self._graph = graph
-        super().__init__(checkpoint, path, is_head=is_head, is_full=is_full)
-        writes = checkpoint.pending_writes
-        # Tasks that have ended do not run again from the head. From an older checkpoint they do.
-        self._next = graph.next_nodes(writes if is_head else ())
-        self._asked = graph.interrupts(writes)
-        self._errors = graph.errors(writes)
-
-    def _root(self) -> Any:
-        return self._graph.values
-
-    def item(self) -> dict[str, Any]:
-        interrupts = [interrupt_item(interrupt) for interrupt in self._asked]
-        return {**super().item(), "next_nodes": self._next, "interrupts": interrupts}
-
-    def _content_item(self) -> dict[str, Any]:
-        return {
-            "open_interrupts": [interrupt.id for interrupt in self._asked],
-            "errors": [{"node": node, "error": to_json(error)} for node, error in self._errors],
-            "values": {name: value_item(value) for name, value in self._graph.values.items()},
-        }
+        GraphContent.__init__(self, checkpoint, graph, path, is_head=is_head)
+        self._is_full = is_full
 
     def brief(self) -> list[str]:
         """Return the channels with their values, messages as `role: text`; or the value at the path."""
@@ -115,42 +92,11 @@ class GraphView(CheckpointView):
         return f"{where}: {one_line(interrupt.payload, 1_000_000 if self._is_full else _PAYLOAD)}"
 
 
-def value_item(value: Any) -> Any:
-    """Return a value as JSON; messages as their fields."""
-    if isinstance(value, Message):
-        return to_json(value.fields)
-    messages = read_messages(value)
-    return to_json(value) if messages is None else [to_json(message.fields) for message in messages]
-
-
 # Changes
 
 
-class GraphComparison(Comparison):
+class GraphComparison(GraphChanges, Comparison):
     """Two checkpoints of graphs, compared channel by channel and message by message."""
-
-    def __init__(
-        self, old: Checkpoint, new: Checkpoint, old_graph: GraphState, new_graph: GraphState
-    ) -> None:
-        self._graphs = old_graph, new_graph
-        super().__init__(old, new)
-
-    def _compare(self) -> list[Change]:
-        old, new = (graph.results for graph in self._graphs)
-        deltas = self._changed_deltas()
-        names = [name for name in dict.fromkeys((*old, *new)) if name not in deltas]
-        changes = [change for name in names for change in _compare_channel(name, old, new)]
-        return changes + [
-            Change(join_path("", name), "changed", old.get(name, _ABSENT), new.get(name, _ABSENT))
-            for name in deltas
-        ]
-
-    def _changed_deltas(self) -> list[str]:
-        """Return the DeltaChannels that have changed, and whose values cannot be compared here."""
-        pairs = zip((self._old, self._new), self._graphs, strict=True)
-        names = dict.fromkeys(name for side, graph in pairs for name in delta_channels(side.metadata, graph))
-        before, after = (graph.versions for graph in self._graphs)
-        return [name for name in names if before.get(name) != after.get(name)]
 
     def show(self, *, full: bool) -> None:
         super().show(full=full)
@@ -158,52 +104,10 @@ class GraphComparison(Comparison):
         if before != after:
             print(f"next nodes: {escape_terminal(before or 'none')} → {escape_terminal(after or 'none')}")
 
-    def _to_json(self, value: Any) -> Any:
-        return None if value is _ABSENT else value_item(value)
-
     def _one_line(self, value: Any, room: int) -> str:
-        if value is _ABSENT:
+        if value is ABSENT:
             return _IN_WRITES
         if not isinstance(value, Message):
             return super()._one_line(value, room)
         text = value.line()
         return text if len(text) <= room else f"{text[: max(room - 1, 1)]}…"
-
-
-def _compare_channel(name: str, old: dict[str, Any], new: dict[str, Any]) -> list[Change]:
-    before, after = ([] if name not in side else read_messages(side[name]) for side in (old, new))
-    if before is None or after is None:
-        before_value, after_value = ({name: side[name]} if name in side else {} for side in (old, new))
-        return diff(before_value, after_value)
-    return _compare_messages(join_path("", name), before, after)
-
-
-def _compare_messages(path: str, old: list[Message], new: list[Message]) -> list[Change]:
-    """Compare messages by id; by position if ids are missing, not unique or in another order."""
-    by_id = {message.id: message for message in old}
-    new_ids = [message.id for message in new]
-    shared = [id for id in new_ids if id in by_id]
-    is_ordered = shared == [id for id in by_id if id in set(shared)]
-    if None in by_id or None in new_ids or len(by_id) < len(old) or not is_ordered:
-        by_place = diff([message.fields for message in old], [message.fields for message in new], path)
-        return [_with_message(change, path) for change in by_place]
-    changes = [
-        Change(f"{path}[{at}]", "removed", old=message)
-        for at, message in enumerate(old)
-        if message.id not in new_ids
-    ]
-    for at, message in enumerate(new):
-        if message.id in by_id:
-            changes += diff(by_id[message.id].fields, message.fields, f"{path}[{at}]")
-        else:
-            changes.append(Change(f"{path}[{at}]", "added", new=message))
-    return changes
-
-
-def _with_message(change: Change, path: str) -> Change:
-    """Show what was added or removed at a position as a message."""
-    if change.kind == "changed" or not re.fullmatch(r"\[\d+\]", change.path.removeprefix(path)):
-        return change
-    if change.kind == "added":
-        return Change(change.path, "added", new=Message(change.new))
-    return Change(change.path, "removed", old=Message(change.old))

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from outlive.backend import EntryQuery, ThreadQuery
-from outlive.cli.output.escape import escape_terminal, quote_argument, unescape
 from outlive.errors import BadArgument, Corrupt
 from outlive.runtime.runtime import run_now
+from outlive.view.escape import escape_terminal, quote_argument, unescape
 
 if TYPE_CHECKING:
     from outlive.backend import CheckpointRecord, ThreadRecord
-    from outlive.cli.opened_store import OpenedStore
     from outlive.runs.lease import RunInfo
     from outlive.sync.thread import Thread
     from outlive.values import ThreadInfo
+    from outlive.view.opened_store import OpenedStore
 
 _MATCHES = 6  # that an error lists
 

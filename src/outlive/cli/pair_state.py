@@ -11,7 +11,6 @@ from typing import Any
 
 from outlive.backends.server.urls import BackendFactory
 from outlive.cli.config import configure_store
-from outlive.cli.output.units import format_count, format_duration, format_size
 from outlive.errors import KeyMissing, OutliveError, StoreError, StoreMissing, StoreUnavailable
 from outlive.factory import existing_backend
 from outlive.layers.encryption.keyring import KeyRing, is_encrypted, key_of
@@ -29,6 +28,7 @@ from outlive.layers.replication.pair import (
     read_pair_record,
 )
 from outlive.runtime.runtime import SyncRuntime, run_now
+from outlive.view.units import format_count, format_duration, format_size
 
 _TIMEOUT_S = 5.0
 _JOIN = "outlive replication --join copies the primary to the secondary"

@@ -17,8 +17,8 @@ import click
 
 from outlive.cli.command import HELP, SHARED
 from outlive.cli.context import FINDINGS, FORMAT, OK, STORE, USAGE, Declined, OutputClosed, SharedOptions
-from outlive.cli.output.escape import escape_json, escape_terminal
 from outlive.errors import CallerError, OutliveError
+from outlive.view.escape import escape_json, escape_terminal
 
 # All commands in the order of the help: name → module (imported when the command is called) and help.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
@@ -64,6 +64,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "failback": ("replication", "Make the primary the active store again."),
     },
     "More": {
+        "ui": ("ui", "Show the store in a browser."),
         "demo": ("demo", "Kill an agent and watch another process resume its run."),
         "completion": ("completion", "Print the completion script of a shell."),
     },
@@ -206,7 +207,7 @@ def _describe(error: Exception) -> tuple[int, str]:
         return USAGE, _usage(error)
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, OutliveError):
-        from outlive.cli.output.advice import message_with_advice
+        from outlive.view.advice import message_with_advice
 
         code = USAGE if isinstance(error, CallerError) else STORE
         return code, f"{message_with_advice(error)}{notes}"

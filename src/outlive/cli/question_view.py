@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outlive.cli.output.escape import escape_terminal
 from outlive.cli.output.ids import shorten_ids
 from outlive.cli.output.table import Column, print_fields, print_table
-from outlive.cli.output.units import format_age, parse_iso
-from outlive.cli.output.values import lines, one_line
+from outlive.view.answers import describe_schema
+from outlive.view.units import format_age, parse_iso
+from outlive.view.values import lines, one_line
 
 _ROOM, _UNLIMITED = 60, 1_000_000  # characters of a value
 
@@ -65,37 +64,3 @@ def show_question(item: Item) -> None:
     )
     if item["payload"] is not None:
         print("\n" + "\n".join(lines(item["payload"], full=True)) + "\n")
-
-
-# What an answer has to be
-
-
-def choices_of(schema: object) -> list[Any] | None:
-    """Return all answers that a JSON Schema permits, if it lists them."""
-    if not isinstance(schema, Mapping):
-        return None
-    if isinstance(schema.get("enum"), list):
-        return list(schema["enum"])
-    if "const" in schema:
-        return [schema["const"]]
-    return [True, False] if schema.get("type") == "boolean" else None
-
-
-def describe_schema(schema: object) -> str:
-    """Return in a few words what an answer has to be; "" if it may be anything."""
-    if not isinstance(schema, Mapping) or not schema:
-        return ""
-    choices = choices_of(schema)
-    if choices is not None:
-        return " or ".join(_text_of(choice) for choice in choices)
-    kind = schema.get("type")
-    if kind == "object" and isinstance(schema.get("properties"), Mapping):
-        return f"object with {', '.join(map(str, schema['properties']))}"
-    if isinstance(kind, str):
-        return kind
-    return " or ".join(map(str, kind)) if isinstance(kind, list) else "see the schema in --json"
-
-
-def _text_of(choice: Any) -> str:
-    """Return a choice as it can be typed."""
-    return escape_terminal(choice if isinstance(choice, str) else json.dumps(choice))

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outlive.cli.config import configure_store
-from outlive.cli.opened_store import OpenedStore
-from outlive.cli.output.opaque import OpaqueCodec
 from outlive.errors import BadArgument, KeyMissing, NotEncrypted
 from outlive.runtime.runtime import run_now
+from outlive.view.opaque import OpaqueCodec
+from outlive.view.opened_store import OpenedStore
 
 if TYPE_CHECKING:
     from outlive.layers.encryption.keyring import KeyRing

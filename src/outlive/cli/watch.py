@@ -23,8 +23,8 @@ import click
 
 from outlive.cli.command import flag
 from outlive.cli.context import FORMAT, Call, OutputClosed
-from outlive.cli.output.escape import escape_json, escape_terminal
 from outlive.cli.output.table import is_terminal
+from outlive.view.escape import escape_json, escape_terminal
 
 _INTERVAL_S = 1.0
 _VOLATILE = frozenset({"lease_expires_at", "lease_left_s", "quiet_s", "updated_at"})

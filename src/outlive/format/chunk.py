@@ -1,4 +1,4 @@
-"""Chunks: what they are called, how they are packed, and how a stream is put together from them.
+"""Chunks: what they are called and how they are packed.
 
 A chunk is immutable and named by a keyed hash of its bytes. Chunks of one thread only are shared:
 the same text in two threads is stored twice, so that deleting a thread deletes everything of it.
@@ -22,8 +22,6 @@ MIN_ZSTD = 512  # below this zstd saves less than its time is worth
 MAX_RAW = 128 << 20  # engines have limits, and so has what a reader should expand: larger pieces are cut
 
 _RAW, _ZSTD = 0, 1
-Span = tuple[int, int, int]  # (index into the checkpoint's chunk names, offset, length)
-Layout = list["bytes | Span"]  # bytes are in the checkpoint itself
 
 
 class Namer:
@@ -45,7 +43,11 @@ class Namer:
 _compressors: list[zstd.ZstdCompressor] = []
 
 
-def _compress(raw: bytes) -> bytes:
+def encode(raw: bytes) -> bytes:
+    """Return the stored form of a chunk: format, compression, raw length, bytes."""
+    lead = len(raw).to_bytes(4, "big")
+    if len(raw) < MIN_ZSTD:
+        return bytes((FORMAT, _RAW)) + lead + raw
     # A compressor keeps its tables between frames: a fifth of the time of a fresh one for a short
     # chunk. Idle ones wait in a list and not with their thread: some callers have a new thread for
     # every save.
@@ -53,19 +55,10 @@ def _compress(raw: bytes) -> bytes:
         compressor = _compressors.pop()
     except IndexError:
         compressor = zstd.ZstdCompressor(level=1)
-    data: bytes = compressor.compress(raw, zstd.ZstdCompressor.FLUSH_FRAME)
+    packed = compressor.compress(raw, zstd.ZstdCompressor.FLUSH_FRAME)
     _compressors.append(compressor)  # not after an error: it would be in the middle of a frame
-    return data
-
-
-def encode(raw: bytes) -> bytes:
-    """Return the stored form of a chunk: format, compression, raw length, bytes."""
-    lead = len(raw).to_bytes(4, "big")
-    if len(raw) >= MIN_ZSTD:
-        packed = _compress(raw)
-        if len(packed) < len(raw) * 0.9:
-            return bytes((FORMAT, _ZSTD)) + lead + packed
-    return bytes((FORMAT, _RAW)) + lead + raw
+    is_smaller = len(packed) < len(raw) * 0.9
+    return bytes((FORMAT, _ZSTD if is_smaller else _RAW)) + lead + (packed if is_smaller else raw)
 
 
 def decode(data: bytes) -> bytes:
@@ -95,23 +88,3 @@ def _expand(data: memoryview, size: int) -> bytes:
     if len(raw) > size or not decompressor.eof or decompressor.unused_data:
         raise Corrupt("a chunk decompresses to something else than it declares")
     return raw
-
-
-def assemble(layout: Layout, raws: list[bytes], size: int | None) -> bytes:
-    """Put a stream together from the raw bytes of its chunks."""
-    pieces: list[bytes | memoryview] = []
-    for item in layout:
-        if isinstance(item, bytes):
-            pieces.append(item)
-            continue
-        number, offset, length = item
-        if not 0 <= number < len(raws):
-            raise Corrupt("a span names a chunk that is not listed")
-        raw = raws[number]
-        if offset < 0 or length < 0 or offset + length > len(raw):
-            raise Corrupt("a span reaches beyond its chunk")
-        pieces.append(raw if length == len(raw) else memoryview(raw)[offset : offset + length])
-    stream = b"".join(pieces)
-    if size is not None and len(stream) != size:
-        raise Corrupt(f"the state has {len(stream)} bytes instead of {size}")
-    return stream

@@ -81,10 +81,16 @@ class Codec:
 
     def pack(self, value: Any, path: str = "state") -> bytes:
         """Return the bytes of `value`; raise Unencodable naming the path of what cannot be stored."""
-        data = self.pack_native(value, path)
-        if self.has_bytearray(value, data):
-            return self._pack_walked(value, path)
-        return data
+        try:
+            data = ormsgpack.packb(value, self._default, _OPTIONS)
+        except (TypeError, RecursionError, ValueError):
+            pass  # the walk tells what is wrong, and is not chained to this error
+        else:
+            # As in `may_hold_bytes`, without a call: every small save is one `pack`.
+            may_hold_bytes = 0xC4 in data or 0xC5 in data or 0xC6 in data
+            if not (may_hold_bytes and self.byte_types(value) is bytearray):
+                return data
+        return self._pack_walked(value, path)
 
     def pack_native(self, value: Any, path: str = "state") -> bytes:
         """Pack like `pack`, but do not look for a bytearray (the native pass stores it as bytes)."""
@@ -93,10 +99,6 @@ class Codec:
         except (TypeError, RecursionError, ValueError):
             pass  # the walk tells what is wrong, and is not chained to this error
         return self._pack_walked(value, path)
-
-    def has_bytearray(self, value: Any, data: bytes) -> bool:
-        """Tell whether `value`, whose native bytes are `data`, holds a bytearray or memoryview."""
-        return may_hold_bytes(data) and self.byte_types(value) is bytearray
 
     def byte_types(self, value: Any) -> type | None:
         """Return bytearray if any is inside, else bytes if any is, else None."""

@@ -18,8 +18,8 @@ import ormsgpack
 
 from outlive.backend import CheckpointRecord
 from outlive.errors import Corrupt, NewerFormat, refuse_unopened
-from outlive.format.chunk import Layout
 from outlive.format.codec import Codec
+from outlive.format.layout import Layout, flatten, unflatten
 from outlive.values import CheckpointInfo, Interrupt, moment
 
 FORMAT = 1
@@ -45,6 +45,7 @@ class Contents(Protocol):
     next_nodes: tuple[str, ...]
     completed_tasks: tuple[str, ...]
     interrupts: tuple[Interrupt, ...]
+    needs_parent: bool
 
 
 def describe(thread: str, record: CheckpointRecord, contents: Contents) -> CheckpointInfo:
@@ -69,23 +70,25 @@ def describe(thread: str, record: CheckpointRecord, contents: Contents) -> Check
     )
 
 
-def encode(codec: Codec, manifest: Manifest) -> bytes:
+def encode(codec: Codec, layout: Layout, contents: Contents, written: bytes = b"") -> bytes:
     """Return the body of a checkpoint."""
     fields: dict[str, Any] = {}
-    if manifest.metadata:
-        fields["metadata"] = codec.pack(dict(manifest.metadata), "metadata")
-    if manifest.next_nodes:
-        fields["next"] = codec.pack(list(manifest.next_nodes), "next_nodes")
-    if manifest.completed_tasks:
-        fields["done"] = codec.pack(list(manifest.completed_tasks), "completed_tasks")
-    if manifest.interrupts:
-        rows = [[interrupt.id, interrupt.node, interrupt.payload] for interrupt in manifest.interrupts]
+    if contents.metadata:
+        fields["metadata"] = codec.pack(dict(contents.metadata), "metadata")
+    if contents.next_nodes:
+        fields["next"] = codec.pack(list(contents.next_nodes), "next_nodes")
+    if contents.completed_tasks:
+        fields["done"] = codec.pack(list(contents.completed_tasks), "completed_tasks")
+    if contents.interrupts:
+        rows = [[interrupt.id, interrupt.node, interrupt.payload] for interrupt in contents.interrupts]
         fields["interrupts"] = codec.pack(rows, "interrupts")
-    if manifest.needs_parent:
+    if contents.needs_parent:
         fields["needs_parent"] = codec.pack(True)
-    if manifest.written:
-        fields["written"] = codec.pack(manifest.written)
-    return encode_fields(manifest.layout, fields)
+    if written:
+        fields["written"] = codec.pack(written)
+    if not fields:
+        return ormsgpack.packb([FORMAT, flatten(layout)])
+    return encode_fields(layout, fields)
 
 
 def decode(codec: Codec, body: bytes, *, opaque: bool = False) -> Manifest:
@@ -129,12 +132,7 @@ def fields_of(body: bytes) -> dict[str, bytes]:
 
 def encode_fields(layout: Layout, fields: Mapping[str, bytes]) -> bytes:
     """Return a body of a layout and of fields that are packed already."""
-    flat: list[Any] = []
-    for item in layout:
-        if type(item) is tuple:
-            flat += item
-        else:
-            flat.append(item)
+    flat = flatten(layout)
     return ormsgpack.packb([FORMAT, flat, dict(fields)] if fields else [FORMAT, flat])
 
 
@@ -160,21 +158,7 @@ def _open(body: bytes) -> tuple[Layout, dict[str, bytes]]:
         or not all(type(part) is bytes for part in fields.values())
     ):
         raise Corrupt("the body is no manifest")
-    return _layout(flat), fields
-
-
-def _layout(flat: Any) -> Layout:
-    layout: Layout = []
-    items = iter(flat)
-    for item in items:
-        if isinstance(item, bytes):
-            layout.append(item)
-            continue
-        offset, length = next(items, None), next(items, None)
-        if not (isinstance(item, int) and isinstance(offset, int) and isinstance(length, int)):
-            raise Corrupt("a span of the manifest is not three numbers")
-        layout.append((item, offset, length))
-    return layout
+    return unflatten(flat), fields
 
 
 def projection(value: Mapping[str, Any]) -> str | None:

@@ -19,6 +19,7 @@ from outlive.format.part import Part
 from outlive.format.splitter import (
     SPLIT,
     Branch,
+    Growing,
     Leaf,
     Node,
     SplitState,
@@ -158,6 +159,8 @@ def _append_all(stream: list[bytes | Part], entries: dict[str, Entry], old: list
     return gathered
 
 
-def split_state(codec: Codec, state: Any, old: SplitState | None = None) -> SplitState:
-    """Split a state or an outline, and share equal parts with `old`."""
-    return state.split(codec, old) if isinstance(state, Outline) else split(codec, state, old)
+def split_state(
+    codec: Codec, state: Any, old: SplitState | None = None, growing: Growing | None = None
+) -> SplitState:
+    """Split a state or an outline, and share equal parts with `old`. A state may have a list inside that only grows."""
+    return state.split(codec, old) if isinstance(state, Outline) else split(codec, state, old, growing)

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from outlive.format.codec import Codec
+from outlive.format.composite import Composite
+from outlive.format.edit import WORTH, find_common
+
+StoredSpan = tuple[bytes | Composite, int, int]  # (name of a chunk, INLINED or a composite; offset; length)
 
 
 class Part:
@@ -38,7 +42,7 @@ class Part:
         self.leaf: str | bytes | None = None
         # What an earlier part has too: (offset, length, earlier part, its offset).
         self.kept: list[tuple[int, int, Part, int]] = []
-        self.spans: list[tuple[bytes, int, int]] | None = None  # (chunk, offset, length)
+        self.spans: list[StoredSpan] | None = None
 
     def hold_more(self, old: Part, rest: bytes) -> None:
         """Take the bytes of an earlier part and `rest`."""
@@ -48,6 +52,33 @@ class Part:
         if len(more) * _SHORT > len(data):
             data, start, more = b"".join((memoryview(data)[start:], more)), 0, b""
         self._bytes = (data, start, more)
+
+    def share_edit(self, old: Part, data: bytes, before: bytes, skip: int = 0) -> None:
+        """Keep what `before`, the bytes of `old`, has in common with `data`, the bytes of this part."""
+        matches = find_common(data, before, (skip, len(data), skip, len(before)))
+        self.kept = [(start, length, old, offset) for start, length, offset in matches]
+
+    def share_edits(self, old: Part) -> None:
+        """Look for the bytes between kept ranges in what was between them in `old`."""
+        kept, at, old_at = list[tuple[int, int, Part, int]](), 0, 0
+        for start, length, other, offset in (*self.kept, (self.size, 0, old, old.size)):
+            if start - at >= WORTH and offset - old_at >= WORTH:
+                kept += self._common(old, (at, start, old_at, offset))
+            if length:
+                kept.append((start, length, other, offset))
+            at, old_at = start + length, offset + length
+        self.kept = kept
+
+    def _common(self, old: Part, gap: tuple[int, int, int, int]) -> list[tuple[int, int, Part, int]]:
+        assert self._bytes is not None
+        assert old._bytes is not None
+        old.whole()
+        (data, start, _), (before, first, _) = self._bytes, old._bytes
+        low, high, old_low, old_high = gap
+        matches = find_common(
+            data, before, (start + low, start + high, first + old_low, first + old_high), joins=True
+        )
+        return [(at - start, length, old, offset - first) for at, length, offset in matches]
 
     def forget_packed(self) -> None:
         """Forget the packed form of a leaf: the leaf itself is kept, and both would take the room twice."""
@@ -193,6 +224,7 @@ class Alignment:
             part.ends += [end + shift for end in old.ends[-tail:]]
             part.marks += [mark + more for mark in old.marks[-tail:]]
             part.kept.append((before + shift, old.size - before, old, before))
+        part.share_edits(old)
         return part
 
     def _finish(self, part: Part, old: Part, elements: list[Any], after: int = 0) -> Part:
@@ -258,6 +290,8 @@ def _before_tail(old: Part, tail: int) -> tuple[int, int]:
 
 def _leftovers(old: Part, kept: list[tuple[int, int, Part, int]]) -> dict[bytes, int]:
     used = [(offset, offset + length) for _, length, _, offset in kept]
+    if used == [(0, old.size)]:
+        return {}
     pieces, start = {}, 0
     for end in old.ends:
         if not any(a <= start and end <= b for a, b in used):

@@ -7,7 +7,13 @@ short span per save, so short neighbours at the end of a run are merged like the
 log-structured store: when the last FAN of them are of one level or below, they are written again as
 one. So each byte is rewritten log_FAN(n) times at most, and a list that grew in a thousand steps is
 a dozen spans. A large piece gets a chunk of its own and is never rewritten. Apart from large pieces
-a stream never has more than MAX_SPANS spans; the smallest neighbours are merged first.
+a checkpoint never lists more than MAX_SPANS spans.
+
+A text that is edited in the middle is spans of the old text around the new bytes. When a checkpoint
+would list too many of them, its layout becomes a composite (`layout.py`), which later checkpoints
+share. A composite has at most MAX_COMPOSED spans, and one for COMPOSED_BYTES of the state: beyond
+that the smallest neighbours are written again as one. What is read of small chunks is gathered in
+larger ones, so that a load reads a number of chunks that grows with the logarithm of the edits.
 
 A plan changes nothing in the store, and nothing in the parts until `record_spans`: a save that is
 refused, or a crash before the commit, leaves both as they were.
@@ -16,23 +22,35 @@ refused, or a crash before the commit, leaves both as they were.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from outlive.format.chunk import MAX_RAW, Layout, Namer, encode
+from outlive.format.chunk import MAX_RAW, Namer, encode
 from outlive.format.codec import Codec
-from outlive.format.part import Part
-from outlive.format.splitter import LARGE, SplitState
+from outlive.format.composite import INLINED, Composite
+from outlive.format.layout import COMPOSITE, Layout, pack
+from outlive.format.part import Part, StoredSpan
+from outlive.format.ranges import (
+    FAN,
+    Range,
+    count_spans,
+    decompose,
+    gather,
+    is_alone,
+    level,
+    limit_spans,
+    ranges_of,
+)
+from outlive.format.splitter import LARGE, SPLIT, SplitState
 
-FAN_BITS = 2
-FAN = 1 << FAN_BITS
 SPAN_COST = 20  # bytes that a span of its own takes: a name and three numbers
 INLINE = 128  # shorter than this, a stretch costs less inline than as a span
 MAX_SPANS = 64
 CALM_SPANS = 48  # a stream that had too many spans is brought down to this
+MAX_COMPOSED = 512  # spans of a composite
+COMPOSED_BYTES = 512  # of the state for each of them
 MAX_CHUNK = 1 << 20  # a new chunk is closed when it has reached this
-
-INLINED = b""  # in place of a chunk's name: these bytes are in the checkpoint itself
+INLINE_SUM = 256  # above this, an inline stretch would cost more in every checkpoint than once in a chunk
 
 
 @dataclass(slots=True)
@@ -43,7 +61,7 @@ class Plan:
     chunks: dict[bytes, bytes]
     names: list[bytes]
     layout: Layout
-    places: list[tuple[Part, list[tuple[bytes, int, int]]]]
+    places: list[tuple[Part, list[StoredSpan]]]
     added: int  # bytes of the new chunks
 
     @property
@@ -63,44 +81,69 @@ class Plan:
                 part.forget_packed()
 
 
-@dataclass(slots=True)
-class _Range:
-    """A range of the stream: stored (`chunk`), in the checkpoint itself (INLINED), or new (None)."""
-
-    part: Part
-    start: int
-    length: int
-    chunk: bytes | None = None
-    offset: int = 0
-
-    def follows(self, other: _Range) -> bool:
-        return (
-            self.chunk is not None
-            and self.chunk == other.chunk
-            and other.offset + other.length == self.offset
-        )
-
-
 def plan_chunks(codec: Codec, namer: Namer, pieces: SplitState, old: SplitState | None) -> Plan:
     """Decide how to store `pieces`, whose kept ranges point into the parts of `old`."""
+    if pieces.root is None and pieces.size < SPLIT:
+        raw = pieces.parts[0].cut(0, pieces.size)
+        if old is None or old.size != pieces.size or not old.parts[0].starts(raw, 0):
+            return _plan_whole(namer, pieces, raw)
     # 1. Find what is stored already: parts of `old`.
     if old is not None:
         _adopt(pieces, old)
-    ranges = [range_ for part in pieces.parts for range_ in _ranges_of(part)]
+    ranges = [range_ for part in pieces.parts for range_ in ranges_of(part)]
     # 2. Choose what is written again although it is stored, to keep the number of spans small.
     cap = min(MAX_RAW // 2, max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2)))
     _merge_tails(ranges, cap)
-    if len(ranges) > MAX_SPANS:
-        _limit_spans(ranges)
+    composites = {range_.chunk for range_ in ranges if isinstance(range_.chunk, Composite)}
+    folds = len(ranges) > MAX_SPANS or (bool(composites) and _is_wasteful(ranges, composites))
+    if folds:
+        ranges, composites = decompose(ranges), set()
+        most = max(MAX_SPANS, min(MAX_COMPOSED, pieces.size // COMPOSED_BYTES))
+        limit_spans(ranges, most, most * 3 // 4)
+        gather(ranges, cap)
+        folds = count_spans(ranges) > MAX_SPANS
     # 3. Choose what is too short for a span of its own. From here on `chunk` is None only for what
-    #    is written.
-    _choose_inline(ranges)
+    #    is written. A composite has no text.
+    if not folds:
+        _choose_inline(ranges)
     # 4. Put what is written into chunks.
-    if any(range_.length >= LARGE and range_.chunk is None for range_ in ranges):
+    if any(range_.length >= LARGE for range_ in ranges if range_.chunk is None):
         ranges = _divide(ranges, cap)
     chunks = _build(codec, namer, ranges, cap)
     # 5. List the spans of the whole stream in order.
-    return _lay_out(codec, pieces, ranges, chunks)
+    plan = _lay_out(codec, pieces, ranges, chunks, *composites)
+    return _fold(namer, plan) if folds else plan
+
+
+def _is_wasteful(ranges: list[Range], composites: set[Composite]) -> bool:
+    """Tell whether a state reads too little of a composite, or has two of them."""
+    used = sum([range_.length for range_ in ranges if isinstance(range_.chunk, Composite)])
+    return len(composites) > 1 or 2 * used < sum([composite.size for composite in composites])
+
+
+def _fold(namer: Namer, plan: Plan) -> Plan:
+    """Make the layout of a plan a composite: what is not edited costs later checkpoints one span."""
+    data = encode(pack(plan.layout))
+    spans = [item for item in plan.layout if type(item) is tuple]
+    composite, at = Composite(namer.name(data), plan.names, spans), 0
+    for index, (part, _) in enumerate(plan.places):
+        plan.places[index] = (part, [(composite, at, part.size)])
+        at += part.size
+    chunks = plan.chunks | {composite.name: data}
+    layout: Layout = [(COMPOSITE, 0, at)]
+    names = [composite.name, *plan.names]
+    return Plan(plan.pieces, chunks, names, layout, plan.places, plan.added + len(data))
+
+
+def _plan_whole(namer: Namer, pieces: SplitState, raw: bytes) -> Plan:
+    """Store a state that is too small to be cut, and shares nothing, inline or as one chunk."""
+    (part,) = pieces.parts
+    if len(raw) < INLINE:
+        return Plan(pieces, {}, [], [raw], [(part, [(INLINED, 0, len(raw))])], 0)
+    data = encode(raw)
+    name = namer.name(data)
+    span = (name, 0, len(raw))
+    return Plan(pieces, {name: data}, [name], [(0, 0, len(raw))], [(part, [span])], len(data))
 
 
 def _adopt(pieces: SplitState, old: SplitState) -> None:
@@ -118,51 +161,7 @@ def _adopt(pieces: SplitState, old: SplitState) -> None:
             part.kept = [(0, part.size, other, 0)]
 
 
-def _ranges_of(part: Part) -> list[_Range]:
-    ranges: list[_Range] = []
-    at = 0
-    if part.spans is not None:
-        for chunk, place, size in part.spans:
-            ranges.append(_Range(part, at, size, chunk or None, place))
-            at += size
-        return ranges
-    for start, length, other, offset in part.kept:
-        if other.spans is None:
-            continue
-        if start > at:
-            _append(ranges, part, at, start - at)
-        _locate(ranges, part, start, length, other, offset)
-        at = start + length
-    if at < part.size:
-        _append(ranges, part, at, part.size - at)
-    return ranges
-
-
-def _locate(ranges: list[_Range], part: Part, start: int, length: int, other: Part, offset: int) -> None:
-    """Find `length` bytes of `other`, from `offset` on, in its chunks."""
-    at, stop = 0, offset + length
-    for chunk, place, size in other.spans or ():
-        end = at + size
-        if offset <= at and end <= stop:
-            _append(ranges, part, start + at - offset, size, chunk or None, place)
-        elif (low := max(offset, at)) < (high := min(stop, end)):
-            _append(ranges, part, start + low - offset, high - low, chunk or None, place + low - at)
-        at = end
-
-
-def _append(
-    ranges: list[_Range], part: Part, start: int, length: int, chunk: bytes | None = None, offset: int = 0
-) -> None:
-    """Append what comes next in a part; where it continues the last range, the two become one."""
-    if ranges:
-        last = ranges[-1]
-        if last.chunk == chunk and (chunk is None or last.offset + last.length == offset):
-            last.length += length
-            return
-    ranges.append(_Range(part, start, length, chunk, offset))
-
-
-def _merge_tails(ranges: list[_Range], cap: int) -> None:
+def _merge_tails(ranges: list[Range], cap: int) -> None:
     """Write short neighbours before what was appended again, together with it, when FAN of them have gathered.
 
     Only at the end of a run that grew: an edit in the middle says nothing about its neighbours.
@@ -173,88 +172,58 @@ def _merge_tails(ranges: list[_Range], cap: int) -> None:
         # The part grew when the last range that it keeps ends where the earlier part ended.
         _, length, other, offset = range_.part.kept[-1]
         is_last = index + 1 == len(ranges) or ranges[index + 1].part is not range_.part
-        if offset + length != other.size or not is_last or (range_.length >= LARGE and _is_alone(range_)):
+        if offset + length != other.size or not is_last or (range_.length >= LARGE and is_alone(range_)):
             continue
         for neighbour in ranges[_merge_from(ranges, index, cap) : index]:
             neighbour.chunk = range_.chunk = None
 
 
-def _merge_from(ranges: list[_Range], index: int, cap: int) -> int:
+def _merge_from(ranges: list[Range], index: int, cap: int) -> int:
     part, first, total = ranges[index].part, index, ranges[index].length
+    cap = min(cap, part.size // 2)  # half of a run is not written again for what was appended
     while True:
-        level, reach = _level(total), first
-        while reach > 0 and _merges(ranges[reach - 1], part, level):
+        height, reach, joined = level(total), first, total
+        while reach > 0 and _merges(ranges[reach - 1], part, height):
+            if joined + ranges[reach - 1].length > cap:
+                break
             reach -= 1
-        more = sum(range_.length for range_ in ranges[reach:first])
-        if first - reach < FAN - 1 or total + more > cap:
+            joined += ranges[reach].length
+        if first - reach < FAN - 1:
             return first
-        total += more
-        first = reach
+        total, first = joined, reach
 
 
-def _merges(range_: _Range, part: Part, level: int) -> bool:
-    return range_.part is part and _level(range_.length) <= level and not _is_alone(range_)
+def _merges(range_: Range, part: Part, height: int) -> bool:
+    return range_.part is part and level(range_.length) <= height and not is_alone(range_)
 
 
-def _level(length: int) -> int:
-    return (length >> 9).bit_length() // FAN_BITS
-
-
-def _limit_spans(ranges: list[_Range]) -> None:
-    """Write the smallest neighbours again, as one, while there are too many spans."""
-    count = _count_spans(ranges)
-    if count <= MAX_SPANS:
-        return
-    while count > CALM_SPANS:
-        pairs = sorted(_pairs(ranges))
-        if not pairs:
-            return
-        for _, index in pairs[: count - CALM_SPANS]:
-            ranges[index].chunk = ranges[index + 1].chunk = None
-        count = _count_spans(ranges)
-
-
-def _pairs(ranges: list[_Range]) -> list[tuple[int, int]]:
-    """Return (bytes to write again, index) of neighbours that could become one span."""
-    alone = [_is_alone(range_) for range_ in ranges]
-    pairs = []
-    for index in range(len(ranges) - 1):
-        a, b = ranges[index], ranges[index + 1]
-        if not (alone[index] or alone[index + 1] or b.follows(a)) and (
-            a.chunk is not None or b.chunk is not None
-        ):
-            pairs.append((a.length * (a.chunk is not None) + b.length * (b.chunk is not None), index))
-    return pairs
-
-
-def _count_spans(ranges: list[_Range]) -> int:
-    count, last = 0, None
-    for range_ in ranges:
-        if last is None or not (range_.follows(last) or (range_.chunk is None and last.chunk is None)):
-            count += not _is_alone(range_)
-        last = range_
-    return count
-
-
-def _choose_inline(ranges: list[_Range]) -> None:
+def _choose_inline(ranges: list[Range]) -> None:
     """Put short new stretches, and all that is shorter than a span, into the checkpoint itself."""
-    # Whether each is one span with the one before it.
-    joins = [False, *[range_.follows(before) for before, range_ in pairwise(ranges)], False]
-    stretch: list[_Range] = []  # neighbours that are written
-    for index, range_ in enumerate((*ranges, None)):
-        if range_ is not None:
-            if range_.length <= SPAN_COST and not (joins[index] or joins[index + 1]):
-                range_.chunk = None
-            if range_.chunk is None:
-                stretch.append(range_)
-                continue
-        if stretch and sum([written.length for written in stretch]) < INLINE:
-            for written in stretch:
-                written.chunk = INLINED
-        stretch = []
+    stretches: list[list[Range]] = [[]]  # neighbours that are written
+    for index, range_ in enumerate(ranges):
+        if range_.length <= SPAN_COST and range_.chunk is not None and not _joins(ranges, index):
+            range_.chunk = None
+        if range_.chunk is None:
+            stretches[-1].append(range_)
+        elif stretches[-1]:
+            stretches.append([])
+    sizes = [sum([range_.length for range_ in stretch]) for stretch in stretches]
+    limit = INLINE if sum([size for size in sizes if size < INLINE]) < INLINE_SUM else SPAN_COST
+    for size, stretch in zip(sizes, stretches, strict=True):
+        if size < limit:
+            for range_ in stretch:
+                range_.chunk = INLINED
 
 
-def _divide(ranges: list[_Range], cap: int) -> list[_Range]:
+def _joins(ranges: list[Range], index: int) -> bool:
+    """Tell whether a range is one span with the one before it or after it."""
+    range_ = ranges[index]
+    return (index > 0 and range_.follows(ranges[index - 1])) or (
+        index + 1 < len(ranges) and ranges[index + 1].follows(range_)
+    )
+
+
+def _divide(ranges: list[Range], cap: int) -> list[Range]:
     """Cut new ranges so that a large piece is alone and none is longer than a chunk may be."""
     divided = []
     for range_ in ranges:
@@ -265,40 +234,32 @@ def _divide(ranges: list[_Range], cap: int) -> list[_Range]:
     return divided
 
 
-def _divided(range_: _Range, cap: int) -> list[_Range]:
+def _divided(range_: Range, cap: int) -> list[Range]:
     part, start, stop = range_.part, range_.start, range_.start + range_.length
     ranges, begin, last = [], start, start
     inner = part.ends[bisect_right(part.ends, start) : bisect_left(part.ends, stop)]
     for end in (*inner, stop):
         if end - last >= LARGE or end - begin > cap:
             if last > begin:
-                ranges.append(_Range(part, begin, last - begin))
+                ranges.append(Range(part, begin, last - begin))
             begin = last
         if end - last >= LARGE:
             step = MAX_RAW // 2
-            ranges += [_Range(part, at, min(step, end - at)) for at in range(last, end, step)]
+            ranges += [Range(part, at, min(step, end - at)) for at in range(last, end, step)]
             begin = end
         last = end
     if stop > begin:
-        ranges.append(_Range(part, begin, stop - begin))
+        ranges.append(Range(part, begin, stop - begin))
     return ranges
 
 
-def _is_alone(range_: _Range) -> bool:
-    """Tell whether a range is one large piece."""
-    if range_.length < LARGE:
-        return False
-    ends = range_.part.ends
-    return bisect_right(ends, range_.start) == bisect_left(ends, range_.start + range_.length)
-
-
-def _build(codec: Codec, namer: Namer, ranges: list[_Range], cap: int) -> dict[bytes, bytes]:
+def _build(codec: Codec, namer: Namer, ranges: list[Range], cap: int) -> dict[bytes, bytes]:
     """Put the new ranges into chunks, in the order of the stream; a large piece gets its own."""
-    groups: list[list[_Range]] = [[]]
+    groups: list[list[Range]] = [[]]
     for range_ in ranges:
         if range_.chunk is not None:
             continue
-        alone = range_.length >= LARGE and _is_alone(range_)
+        alone = range_.length >= LARGE and is_alone(range_)
         size = sum([other.length for other in groups[-1]])
         if (size and size + range_.length > cap) or (alone and size >= INLINE):
             groups.append([])
@@ -316,20 +277,27 @@ def _build(codec: Codec, namer: Namer, ranges: list[_Range], cap: int) -> dict[b
     return chunks
 
 
-def _bytes(codec: Codec, range_: _Range) -> bytes | memoryview:
+def _bytes(codec: Codec, range_: Range) -> bytes | memoryview:
     start, stop = range_.start, range_.start + range_.length
     if range_.part.leaf is None:
         return range_.part.cut(start, stop)
     return memoryview(range_.part.bytes_of(codec))[start:stop]
 
 
-def _lay_out(codec: Codec, pieces: SplitState, ranges: list[_Range], chunks: dict[bytes, bytes]) -> Plan:
-    index: dict[bytes, int] = {}
+def _lay_out(
+    codec: Codec,
+    pieces: SplitState,
+    ranges: list[Range],
+    chunks: dict[bytes, bytes],
+    composite: Composite | None = None,
+) -> Plan:
+    names = (composite.name, *composite.names) if composite is not None else ()
+    index: dict[bytes, int] = {name: number for number, name in enumerate(names)}
     layout: Layout = []
-    places: list[tuple[Part, list[tuple[bytes, int, int]]]] = []
-    spans: list[tuple[bytes, int, int]] = []
+    places: list[tuple[Part, list[StoredSpan]]] = []
+    spans: list[StoredSpan] = []
     part = None
-    last, begin, end = -1, 0, 0  # the last span: number of its chunk, and where it begins and ends
+    last, begin, end = _NONE, 0, 0  # the last span: number of its chunk, and where it begins and ends
     for range_ in ranges:
         if range_.part is not part:  # the ranges of a part are neighbours
             part, spans = range_.part, []
@@ -338,17 +306,23 @@ def _lay_out(codec: Codec, pieces: SplitState, ranges: list[_Range], chunks: dic
         if not name:
             spans.append((INLINED, 0, length))
             _append_inline(layout, bytes(_bytes(codec, range_)))
-            last = -1
+            last = _NONE
             continue
-        spans.append((name, offset, length))
-        number = index.setdefault(name, len(index))
+        number = index.setdefault(name, len(index)) if type(name) is bytes else COMPOSITE
         if number == last and offset == end:
             end += length
             layout[-1] = (number, begin, end - begin)
+            if spans:  # of the same part: one span there too, so that the next plan has one range
+                _, offset, before = spans.pop()
+                length += before
         else:
             last, begin, end = number, offset, offset + length
             layout.append((number, offset, length))
+        spans.append((name, offset, length))
     return Plan(pieces, chunks, list(index), layout, places, sum(map(len, chunks.values())))
+
+
+_NONE = -2  # no chunk and no composite
 
 
 def _append_inline(layout: Layout, data: bytes) -> None:
@@ -358,12 +332,15 @@ def _append_inline(layout: Layout, data: bytes) -> None:
         layout.append(data)
 
 
-def place(pieces: SplitState, layout: Layout, names: list[bytes]) -> None:
+def place(pieces: SplitState, layout: Layout, names: Sequence[bytes], composite: Composite | None) -> None:
     """Tell the parts of a state that was read back where they are stored."""
-    spans = [
-        (INLINED, 0, len(item)) if isinstance(item, bytes) else (names[item[0]], *item[1:]) for item in layout
-    ]
-    spans.reverse()
+    spans: list[StoredSpan] = []
+    for item in reversed(layout):
+        if type(item) is bytes:
+            spans.append((INLINED, 0, len(item)))
+        else:
+            number, offset, length = item
+            spans.append((composite or INLINED if number == COMPOSITE else names[number], offset, length))
     for part in pieces.parts:
         part.spans, need = [], part.size
         while need:

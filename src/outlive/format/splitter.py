@@ -18,19 +18,23 @@ stay whole up to 32 KiB, so an ordinary message is one piece.
 The cost of a save. Splitting fully packs every element. Splitting against the tree of an earlier
 state (`old`) packs each run in a few native calls and compares bytes: an appended list costs one
 pack, one memcmp and its new elements. A large leaf that is the very same object as before is not
-even packed. That is sound for str and bytes alone: everything else is mutable. Cut points only
-steer what can be shared; they are not stored, and no two processes need to agree on them.
+even packed. That is sound for str and bytes alone: everything else is mutable. But a caller who
+owns a list may promise that it only grows (`Growing`): then its new elements alone are packed. Cut
+points only steer what can be shared; they are not stored, and no two processes need to agree on
+them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from outlive.errors import Unencodable
 from outlive.format.codec import MAX_NESTED, Codec, is_utf8, may_hold_bytes
+from outlive.format.edit import resembles
 from outlive.format.extensions import MAP, Raw
 from outlive.format.part import Alignment, LayoutChanged, PackedRun, Part
 
@@ -44,9 +48,20 @@ GROUP = 32
 SEGMENT = 64 * 1024  # a long run is packed and compared in steps of about this
 SHORT = 128  # a run up to this is stored again when it changes
 
+_LEAVES = (str, bytes, Raw)
 _WHOLE = frozenset((int, float, bool, type(None), str, bytes, set, frozenset))  # never opened
 
 Wraps = tuple[tuple[int, bytes], ...]  # extension codes around a container, outermost first
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Growing:
+    """A list in a state to which its owner only appends; what is in it never changes.
+
+    A list that changed otherwise is another one, with a `Growing` of its own.
+    """
+
+    elements: list[Any]
 
 
 @dataclass(slots=True)
@@ -73,6 +88,7 @@ class Branch:
     is_dict: bool
     count: int
     items: list[ElementRun | Child]
+    growing: Growing | None = None  # the list that it was made of
 
 
 Node = Leaf | Branch
@@ -88,19 +104,28 @@ class SplitState:
     leaves: dict[int, Part] = field(default_factory=dict)
 
 
-def split(codec: Codec, value: Any, old: SplitState | None = None) -> SplitState:
-    """Split `value`, and share equal parts with `old`.
+def split(
+    codec: Codec, value: Any, old: SplitState | None = None, growing: Growing | None = None
+) -> SplitState:
+    """Split `value`, which may have a list inside that only grows, and share equal parts with `old`.
 
     Raises Unencodable with the path of what is not data.
     """
-    splitter = Splitter(codec, old)
+    root = None if old is None else old.root
+    data = codec.pack(value) if root is None and type(value) not in _LEAVES else b""
+    if 0 < len(data) < SPLIT:  # by far the most states: one call packs them, and they stay whole
+        return SplitState(None, [Part(data, [len(data)])], len(data))
+    splitter = Splitter(codec, old, growing)
     try:
-        node = splitter.visit(value, old.root if old else None, SPLIT)
+        node = splitter.visit_packed(value, data, SPLIT) if data else splitter.visit(value, root, SPLIT)
     except Unencodable:
         codec.pack(value)  # inside the tree a path is relative; this one starts at the state
         raise
     if isinstance(node, bytes):
-        return SplitState(None, [Part(node, [len(node)])], len(node))
+        part = Part(node, [len(node)])
+        if old is not None and old.root is None and len(node) >= SPLIT:
+            part.share_edits(old.parts[0])
+        return SplitState(None, [part], len(node))
     parts = flatten(emit(node))
     return SplitState(node, parts, sum([part.size for part in parts]), splitter.leaves)
 
@@ -111,10 +136,23 @@ class Splitter:
 
     _codec: Codec
     _old: SplitState | None
+    _growing: Growing | None = None
     leaves: dict[int, Part] = field(default_factory=dict)
 
     def visit(self, value: Any, old: Node | None, limit: int) -> bytes | Node:
         """Return the packed bytes of a value that stays whole, or the node of one that is split."""
+        growing = self._growing
+        if growing is None or value is not growing.elements:
+            return self._visit(value, old, limit)
+        if isinstance(old, Branch) and old.growing is growing:
+            with suppress(LayoutChanged):
+                return Branch((), False, len(value), self._follow_growing(value, old), growing)
+        node = self._visit(value, old, limit)
+        if isinstance(node, Branch):
+            node.growing = growing
+        return node
+
+    def _visit(self, value: Any, old: Node | None, limit: int) -> bytes | Node:
         kind = type(value)
         # 1. Leaves: large ones are shared or stored as a whole.
         if kind is str or kind is bytes:
@@ -130,7 +168,10 @@ class Splitter:
                 except LayoutChanged:
                     return self._split_fully(old.wraps, inner, old)
         # 3. Anything else is packed whole, and split when that pays.
-        data = self._codec.pack(value)
+        return self.visit_packed(value, self._codec.pack(value), limit)
+
+    def visit_packed(self, value: Any, data: bytes, limit: int) -> bytes | Node:
+        """Split a container without a predecessor when that pays; else return its bytes."""
         if len(data) < limit:
             return data
         wraps, inner = self._open(value)
@@ -173,6 +214,9 @@ class Splitter:
             part = Part(data, [len(data)])
             if data[0] in _STR_OR_BIN:
                 part.leaf = value
+                if known is not None and type(known.leaf) is type(value) and resembles(value, known.leaf):
+                    before = self._codec.pack_native(known.leaf)
+                    part.share_edit(known, data, before, _LEAF_HEADER)
         if part.leaf is not None:
             self.leaves[id(part.leaf)] = part
         return Leaf(part)
@@ -182,7 +226,10 @@ class Splitter:
         data = self._codec.pack(value)
         if isinstance(old, Leaf) and old.part.size == len(data) and old.part.starts(data, 0):
             return old
-        return Leaf(Part(data, [len(data)]))
+        part = Part(data, [len(data)])
+        if isinstance(old, Leaf) and old.part.leaf is None:
+            part.share_edits(old.part)
+        return Leaf(part)
 
     # Against the base: position by position along the old branch. LayoutChanged ends it anywhere,
     # and nothing was changed.
@@ -213,6 +260,24 @@ class Splitter:
         if at < len(entries):
             items.extend(self._split_elements(entries[at:], is_dict, limit, {}))
         return items
+
+    def _follow_growing(self, elements: list[Any], old: Branch) -> list[ElementRun | Child]:
+        """Split what was appended to a list since it was the old branch."""
+        limit = HEAVY if len(elements) >= LONG else SPLIT
+        new = elements[old.count :]
+        if not new:
+            return old.items
+        if not old.items:
+            raise LayoutChanged
+        last = old.items[-1]
+        if isinstance(last, Child):
+            return [*old.items, *self._split_elements(new, False, limit, {})]
+        data, start, _ = self._pack_whole(new, False)
+        if last.part.holds_bytes and self._byte_types(new, False) is bytearray:
+            raise LayoutChanged
+        run, start = elements[old.count - last.count :], start - last.part.size
+        alignment = Alignment(self, run, False, limit, data, start, len(data) - start)
+        return [*old.items[:-1], ElementRun(alignment.align(last.part, follows_old=True), len(run))]
 
     def _rerun(self, elements: list[Any], run: ElementRun, is_dict: bool, limit: int) -> ElementRun:
         """Pack a run and find what it shares with the old one."""
@@ -410,6 +475,7 @@ def gather(pieces: list[bytes], old: list[Part]) -> Part:
 
 
 _STR_OR_BIN = frozenset((0xDA, 0xDB, 0xC5, 0xC6))
+_LEAF_HEADER = 5  # bytes before the text of a large leaf: a length changes with every edit
 
 
 def flatten(stream: Iterable[bytes | Part]) -> list[Part]:

@@ -73,8 +73,8 @@ class Claims:
             self.full.add(agent)
         return slots
 
-    async def claim(self, busy: Collection[Place], count: int, start: Callable[[Claimed], None]) -> bool:
-        """Claim up to `count` runs and call `start` for each; False: there is none to claim now."""
+    async def claim(self, busy: Collection[Place], count: int, start: Callable[[Claimed], None]) -> int:
+        """Claim up to `count` runs and call `start` for each; return how many there were to claim."""
         reservation = await self._engine.backend.reserve()
         bids: list[_Bid] = []
         try:
@@ -91,7 +91,7 @@ class Claims:
         finally:
             await reservation.release()
         await self._award(bids, results, start)
-        return bool(listed)
+        return len(listed)
 
     async def _bid(self, ticket: Ticket, bids: list[_Bid]) -> None:
         slots = await self.take_slots(ticket.agent)

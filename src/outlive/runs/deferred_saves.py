@@ -30,11 +30,8 @@ class Kept:
     @classmethod
     def of(cls, codec: Codec, state: Any, draft: Draft) -> Kept:
         """Pack a save. Raises Unencodable."""
-        fields = manifest.Manifest(
-            [], draft.metadata, draft.next_nodes, draft.completed_tasks, draft.interrupts, draft.needs_parent
-        )
         writes = tuple([codec.pack(write.value, f"writes of task {write.task!r}") for write in draft.writes])
-        return cls(codec, codec.pack(state), manifest.encode(codec, fields), writes, draft)
+        return cls(codec, codec.pack(state), manifest.encode(codec, [], draft), writes, draft)
 
     def state(self) -> Any:
         """Return the state; values of registered types stay packed, as nothing here reads them."""

@@ -15,7 +15,7 @@ from outlive.backend import EntryCursor, EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.entries import STREAM
 from outlive.errors import RunMissing, well_formed
 from outlive.runs.lease import RUN, UNFINISHED, find
-from outlive.runs.stream_entry import Place, Position, StreamChunk, unpack_entry
+from outlive.runs.stream_entry import EntryKey, Position, StreamChunk, unpack_entry
 from outlive.runtime.runtime import Deadline
 from outlive.threads.engine import Engine
 
@@ -31,9 +31,9 @@ async def follow(
     idle, pause_s, is_over = Deadline(idle_s), _FIRST_PAUSE_S, not wait
     while True:
         entries = await query.next_page(engine)
-        for place, entry in entries:
-            skipped = after.index + 1 if after is not None and after.place == place else 0
-            for chunk in _chunks(engine, key, run_id, place, entry)[skipped:]:
+        for entry_key, entry in entries:
+            skipped = after.index + 1 if after is not None and after.entry_key == entry_key else 0
+            for chunk in _chunks(engine, key, run_id, entry_key, entry)[skipped:]:
                 yield chunk
             idle, pause_s = Deadline(idle_s), _FIRST_PAUSE_S
         if query.has_more:
@@ -54,19 +54,19 @@ class _Query:
         self._run_id = run_id
         self._seen: EntryCursor | None = None  # the last entry of this run
         if after is not None:  # the entry of that chunk may have more
-            before = after.place._replace(first=max(0, after.place.first - 1))
+            before = after.entry_key._replace(first=max(0, after.entry_key.first - 1))
             self._seen = (before.key(run_id), key.digest)
         self._after = self._seen
         self.has_more = True
 
-    async def next_page(self, engine: Engine) -> list[tuple[Place, EntryRecord]]:
+    async def next_page(self, engine: Engine) -> list[tuple[EntryKey, EntryRecord]]:
         prefix = f"{self._run_id}\n"
         query = EntryQuery(
             self._key.tenant, STREAM, thread=self._key, prefix=prefix, after=self._after, limit=_PAGE
         )
         page = await engine.backend.entries(query)
-        placed = [(Place.of(self._run_id, entry.key), entry) for _, entry in page]
-        entries = [(place, entry) for place, entry in placed if place is not None]
+        placed = [(EntryKey.of(self._run_id, entry.key), entry) for _, entry in page]
+        entries = [(entry_key, entry) for entry_key, entry in placed if entry_key is not None]
         if entries:
             self._seen = (entries[-1][1].key, self._key.digest)
         # An id may contain a line break: then the prefix also matches entries of other runs, which
@@ -77,12 +77,14 @@ class _Query:
 
 
 def _chunks(
-    engine: Engine, key: ThreadKey, run_id: str, place: Place, entry: EntryRecord
+    engine: Engine, key: ThreadKey, run_id: str, entry_key: EntryKey, entry: EntryRecord
 ) -> list[StreamChunk]:
     with well_formed(f"the stream of run {run_id!r}", key.id):
         attempt, chunks = unpack_entry(engine.codec, entry)
         return [
-            StreamChunk(engine.codec.unpack(chunk), str(Position(place, index)), attempt, place.first + index)
+            StreamChunk(
+                engine.codec.unpack(chunk), str(Position(entry_key, index)), attempt, entry_key.first + index
+            )
             for index, chunk in enumerate(chunks)
         ]
 

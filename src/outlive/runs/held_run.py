@@ -241,6 +241,12 @@ class HeldRun:
         """Return a commit that is refused once another process has this run. (The null store gives no fence.)"""
         return replace(commit, fence=self._as_fence()) if self._fence else commit
 
+    def _fence_of(self, engine: Engine, thread: ThreadKey) -> Fence | None:
+        """Return what a commit to a thread must find there, for `thread.save(state, fence=run)`."""
+        lease.check_protects("run", self._engine, self._key, engine, thread)
+        self._check_live()
+        return self._as_fence() if self._fence else None
+
     def _as_fence(self) -> Fence:
         return Fence(RUN, self.id, self._epoch, self._fence)
 

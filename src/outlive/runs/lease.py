@@ -24,6 +24,7 @@ from outlive.backend.entries import LOCK as LOCK
 from outlive.backend.entries import RUN as RUN
 from outlive.backend.entries import STEP as STEP
 from outlive.errors import (
+    BadArgument,
     Corrupt,
     DamagedEntry,
     EntryHeld,
@@ -273,6 +274,16 @@ class Lock:
 
     def pack(self, codec: Codec) -> bytes:
         return codec.pack({"run": self.run, "owner": self.owner.pack(), "is_shared": self.is_shared})
+
+
+def check_protects(holder: str, owner: Engine, held: ThreadKey, engine: Engine, thread: ThreadKey) -> None:
+    """Raise BadArgument unless a run or lock on the thread `held` protects writes to `thread` in `engine`."""
+    if engine.namer.key != owner.namer.key:  # every store and tenant has a key of its own
+        raise BadArgument(
+            f"this {holder} on thread {held.id!r} belongs to another store or tenant: it protects nothing here"
+        )
+    if thread.digest != held.digest:
+        raise BadArgument(f"this {holder} is on thread {held.id!r}: it protects nothing of {thread.id!r}")
 
 
 def busy(codec: Codec, namespace: str, refusal: EntryHeld) -> RunBusy | ThreadBusy:

@@ -69,14 +69,7 @@ class AsyncLock(AsyncContext):
 
     def _fence_of(self, engine: Engine, thread: ThreadKey) -> Fence:
         """Return what a commit to a thread must find there. A lock that was lost still says what it was: the store refuses it."""
-        if engine.namer.key != self._engine.namer.key:  # every store and tenant has one of its own
-            raise BadArgument(
-                f"this lock on thread {self._key.id!r} belongs to another store or tenant: it protects nothing here"
-            )
-        if thread.digest != self._key.digest:
-            raise BadArgument(
-                f"this lock is on thread {self._key.id!r}: it protects nothing of {thread.id!r}"
-            )
+        lease.check_protects("lock", self._engine, self._key, engine, thread)
         if self._taken is None:
             raise BadArgument(
                 f"the lock on thread {self._key.id!r} was never held: use it inside its `with` block"

@@ -27,6 +27,7 @@ NOT_STARTED, RUNNING, COMPLETED, INTERRUPTED, FAILED = (
 STATUSES = (NOT_STARTED, RUNNING, COMPLETED, INTERRUPTED, FAILED)
 MAX_ID = 500
 MAX_MODELS = 1000
+ModelKey = tuple[str, int]  # (model id, ordinal)
 _COUNTS = ("input_tokens", "output_tokens", "reasoning_tokens")
 
 
@@ -186,7 +187,7 @@ class FanOut:
     @classmethod
     def start(cls, model_ids: Sequence[str], *, prompt: Any = None, verbose: bool = False) -> FanOut:
         """Return a fan-out in which nothing has begun."""
-        begun = [not_started(*place) for place in numbered(model_ids)]
+        begun = [not_started(*model_key) for model_key in numbered(model_ids)]
         return cls(tuple(begun), prompt, verbose, dt.datetime.now(dt.UTC))
 
     @classmethod
@@ -220,16 +221,18 @@ class FanOut:
         """
         document = response_json.read(text)
         counts: dict[str, int] = {}
-        responses: dict[tuple[str, int], ModelResponse] = {}
+        responses: dict[ModelKey, ModelResponse] = {}
         for snapshot in document.snapshots:
             model_id = snapshot["model_id"]
-            place = (model_id, snapshot.setdefault("ordinal", counts.get(model_id, 0)))
+            model_key = (model_id, snapshot.setdefault("ordinal", counts.get(model_id, 0)))
             counts[model_id] = counts.get(model_id, 0) + 1
-            if place in responses:
-                raise BadArgument(f"there are two responses of {name_of(*place)}; remove one of them")
-            responses[place] = ModelResponse.from_snapshot(snapshot)
-        places = [*numbered(document.model_ids), *responses]
-        ordered = [responses.get(place) or not_started(*place) for place in dict.fromkeys(places)]
+            if model_key in responses:
+                raise BadArgument(f"there are two responses of {name_of(*model_key)}; remove one of them")
+            responses[model_key] = ModelResponse.from_snapshot(snapshot)
+        model_keys = [*numbered(document.model_ids), *responses]
+        ordered = [
+            responses.get(model_key) or not_started(*model_key) for model_key in dict.fromkeys(model_keys)
+        ]
         return cls(tuple(ordered), document.prompt, document.verbose, document.created_at)
 
 
@@ -318,7 +321,7 @@ def as_error(error: BaseException | str) -> str:
     return error if isinstance(error, str) else f"{type(error).__name__}: {error}"
 
 
-def check_model(model_id: object, ordinal: object = 0) -> tuple[str, int]:
+def check_model(model_id: object, ordinal: object = 0) -> ModelKey:
     """Return a valid model id and ordinal.
 
     An id is one line, because keys of entries use newlines.
@@ -330,20 +333,20 @@ def check_model(model_id: object, ordinal: object = 0) -> tuple[str, int]:
     return model_id, ordinal
 
 
-def numbered(model_ids: Sequence[str]) -> list[tuple[str, int]]:
+def numbered(model_ids: Sequence[str]) -> list[ModelKey]:
     """Number the models that have the same id."""
     if isinstance(model_ids, str | bytes) or not isinstance(model_ids, Sequence):
         raise BadArgument(f"model_ids must be a list of ids, not {model_ids!r:.100}")
     if len(model_ids) > MAX_MODELS:
         raise BadArgument(f"a fan-out has at most {MAX_MODELS:,} models, not {len(model_ids):,}")
     counts: dict[str, int] = {}
-    places = []
+    model_keys = []
     for model_id in model_ids:
         check_model(model_id)
         ordinal = counts.get(model_id, 0)
-        places.append((model_id, ordinal))
+        model_keys.append((model_id, ordinal))
         counts[model_id] = ordinal + 1
-    return places
+    return model_keys
 
 
 def name_of(model_id: str, ordinal: int) -> str:

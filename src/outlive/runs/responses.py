@@ -29,6 +29,7 @@ from outlive.runs.response_values import (
     NOT_STARTED,
     RUNNING,
     FanOut,
+    ModelKey,
     ModelResponse,
     PartialResponse,
     Record,
@@ -47,7 +48,6 @@ from outlive.threads.engine import Engine
 
 MAX_BYTES = 16 << 20  # of one record, and of the records that one commit adds to the first
 _PAGE = 500
-Place = tuple[str, int]  # (model id, ordinal)
 
 
 class Writer(WritingRun, Protocol):
@@ -94,7 +94,7 @@ class AsyncResponses:
     def __init__(self, run: Writer) -> None:
         self._run = run
         self._lock = run._engine.runtime.lock()  # of the slots; never held while waiting
-        self._slots: dict[Place, _Slot] = {}
+        self._slots: dict[ModelKey, _Slot] = {}
         self._shared = _Shared()
         self._is_read = False
 
@@ -128,14 +128,16 @@ class AsyncResponses:
         """
         if not self._run._is_started:
             raise BadArgument(f"run {self._run.id!r} has not started; start it before you open its responses")
-        places = [] if model_ids is None else numbered(model_ids)
+        model_keys = [] if model_ids is None else numbered(model_ids)
         async with self._run._mutex:
             if not self._is_read:
                 await self._read(is_new=False)
-            await self._create([place for place in places if place not in self._slots], prompt, verbose)
+            await self._create(
+                [model_key for model_key in model_keys if model_key not in self._slots], prompt, verbose
+            )
         return self
 
-    async def _create(self, missing: Sequence[Place], prompt: Any, verbose: bool) -> None:
+    async def _create(self, missing: Sequence[ModelKey], prompt: Any, verbose: bool) -> None:
         shared = self._shared
         if shared.revision and prompt is not None and prompt != shared.prompt:
             raise BadArgument(
@@ -145,25 +147,26 @@ class AsyncResponses:
             return
         shared = shared.with_models(missing, prompt, verbose)
         where = f"responses of run {self._run.id!r}"
-        records = {place: Record(not_started(*place)) for place in missing}
+        records = {model_key: Record(not_started(*model_key)) for model_key in missing}
         entries = [
-            self._entry(place, self._pack(place, record), NOT_STARTED, 1) for place, record in records.items()
+            self._entry(model_key, self._pack(model_key, record), NOT_STARTED, 1)
+            for model_key, record in records.items()
         ]
         head = self._entry(None, self._run._engine.codec.pack(shared.fields(), where), "", shared.revision)
         await self._run._write_held(head, *entries)
         self._shared = shared
-        self._slots.update({place: _Slot(record, 1) for place, record in records.items()})
+        self._slots.update({model_key: _Slot(record, 1) for model_key, record in records.items()})
 
     async def _read(self, *, is_new: bool) -> None:
         """Read the responses of earlier attempts; those that were running count as interrupted."""
         run = self._run
         if not is_new:
             self._shared, stored = await _read_entries(run._engine, run._key, run.id)
-            for place, (response, earlier, revision) in stored.items():
-                with well_formed(f"the response of {name_of(*place)}", run._key.id):
+            for model_key, (response, earlier, revision) in stored.items():
+                with well_formed(f"the response of {name_of(*model_key)}", run._key.id):
                     if response.status == RUNNING:
                         response = replace(response, status=INTERRUPTED)
-                self._slots[place] = _Slot(Record(response, earlier), revision)
+                self._slots[model_key] = _Slot(Record(response, earlier), revision)
         self._is_read = True
 
     # Reading
@@ -172,7 +175,7 @@ class AsyncResponses:
         """Return all responses as they are stored, in the order in which the models were named."""
         if not self._is_read:
             raise BadArgument(f"the responses of run {self._run.id!r} are not open: call open() first")
-        return [self._slots[place].stored.response for place in self._shared.order()]
+        return [self._slots[model_key].stored.response for model_key in self._shared.order()]
 
     async def get(self, model_id: str, ordinal: int = 0) -> ModelResponse:
         """Return the response of one model, as it is stored."""
@@ -265,7 +268,7 @@ class AsyncResponses:
                 slot.waiting.pop(revision, None)
         return record.response
 
-    async def _write(self, first: Place) -> None:
+    async def _write(self, first: ModelKey) -> None:
         """Write all waiting records in one commit of limited size, this one first."""
         with self._lock:
             group = self._group(first)
@@ -274,18 +277,18 @@ class AsyncResponses:
             for slot, record, entry in group:
                 slot.settle(record, entry.revision)
 
-    def _group(self, first: Place) -> list[tuple[_Slot, Record, EntryRecord]]:
+    def _group(self, first: ModelKey) -> list[tuple[_Slot, Record, EntryRecord]]:
         group: list[tuple[_Slot, Record, EntryRecord]] = []
         size = 0
-        for place, slot in ((first, self._slots[first]), *self._slots.items()):
-            if not slot.waiting or (group and place == first):
+        for model_key, slot in ((first, self._slots[first]), *self._slots.items()):
+            if not slot.waiting or (group and model_key == first):
                 continue
             revision = max(slot.waiting)
             record, body = slot.waiting[revision]
             size += len(body)
             if group and size > MAX_BYTES:
                 break
-            group.append((slot, record, self._entry(place, body, record.response.status, revision)))
+            group.append((slot, record, self._entry(model_key, body, record.response.status, revision)))
         return group
 
     def _slot(self, model_id: str, ordinal: int) -> _Slot:
@@ -295,15 +298,17 @@ class AsyncResponses:
             raise BadArgument(f"{name_of(model_id, ordinal)} is not open (open: {known}); name it in open()")
         return slot
 
-    def _pack(self, place: Place, record: Record) -> bytes:
-        where = f"response of {name_of(*place)}"
+    def _pack(self, model_key: ModelKey, record: Record) -> bytes:
+        where = f"response of {name_of(*model_key)}"
         body = self._run._engine.codec.pack([record.response, record.earlier], where)
         if len(body) > MAX_BYTES:
             raise BadArgument(f"the {where} has {len(body):,} bytes, and at most {MAX_BYTES:,} can be stored")
         return body
 
-    def _entry(self, place: Place | None, body: bytes, status: str, revision: int) -> EntryRecord:
-        key = f"{self._run.id}\n" if place is None else f"{self._run.id}\n{place[1]:04}\n{place[0]}"
+    def _entry(self, model_key: ModelKey | None, body: bytes, status: str, revision: int) -> EntryRecord:
+        key = (
+            f"{self._run.id}\n" if model_key is None else f"{self._run.id}\n{model_key[1]:04}\n{model_key[0]}"
+        )
         epoch, fence = self._run._rank
         return EntryRecord(RESPONSE, key, body, status, epoch=epoch, fence=fence, revision=revision)
 
@@ -311,14 +316,14 @@ class AsyncResponses:
 async def read_responses(engine: Engine, key: ThreadKey, run_id: str) -> list[ModelResponse]:
     """Return the responses of a run as they are stored, in the order in which the models were named."""
     shared, stored = await _read_entries(engine, key, run_id)
-    return [stored[place][0] for place in shared.order()]
+    return [stored[model_key][0] for model_key in shared.order()]
 
 
 async def _read_entries(
     engine: Engine, key: ThreadKey, run_id: str
-) -> tuple[_Shared, dict[Place, tuple[Any, Any, int]]]:
+) -> tuple[_Shared, dict[ModelKey, tuple[Any, Any, int]]]:
     """Return what the responses of a run share, and (response, earlier attempts, revision) of each model."""
-    shared, stored = _Shared(), dict[Place, tuple[Any, Any, int]]()
+    shared, stored = _Shared(), dict[ModelKey, tuple[Any, Any, int]]()
     query = EntryQuery(key.tenant, RESPONSE, thread=key, prefix=f"{run_id}\n", limit=_PAGE)
     for _, entry in await all_entries(engine.backend, query):
         ordinal, _, model_id = entry.key[len(run_id) + 1 :].partition("\n")
@@ -344,17 +349,17 @@ class _Shared:
 
     prompt: Any = None
     verbose: bool = False
-    places: Sequence[Sequence[Any]] = ()
+    model_keys: Sequence[Sequence[Any]] = ()
     revision: int = 0
 
-    def with_models(self, missing: Sequence[Place], prompt: Any, verbose: bool) -> _Shared:
-        places = [*self.places, *([model_id, ordinal] for model_id, ordinal in missing)]
+    def with_models(self, missing: Sequence[ModelKey], prompt: Any, verbose: bool) -> _Shared:
+        model_keys = [*self.model_keys, *([model_id, ordinal] for model_id, ordinal in missing)]
         if self.revision:
-            return replace(self, places=places, revision=self.revision + 1)
-        return _Shared(prompt, bool(verbose), places, 1)
+            return replace(self, model_keys=model_keys, revision=self.revision + 1)
+        return _Shared(prompt, bool(verbose), model_keys, 1)
 
     def fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
 
-    def order(self) -> list[Place]:
-        return [(model_id, ordinal) for model_id, ordinal in self.places]
+    def order(self) -> list[ModelKey]:
+        return [(model_id, ordinal) for model_id, ordinal in self.model_keys]

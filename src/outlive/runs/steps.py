@@ -139,16 +139,16 @@ class Ledger:
         self.check_in_time()
         self._run._check_live()
         options = options or DEFAULTS
-        place = self._enter(name, options.key)
-        around = _around.set((*_around.get(), (id(self), *place)))
+        ledger_key = self._enter(name, options.key)
+        around = _around.set((*_around.get(), (id(self), *ledger_key)))
         self._run._progress.moved()
         try:
-            return await self._do(place, function, args, kwargs, options)
+            return await self._do(ledger_key, function, args, kwargs, options)
         finally:
             _around.reset(around)
             with self._lock:
-                del self._in_flight[place]
-                self._new.discard(place)
+                del self._in_flight[ledger_key]
+                self._new.discard(ledger_key)
                 self._run.info.step = next(reversed(self._in_flight))[0] if self._in_flight else None
 
     # What waits of this run need
@@ -174,15 +174,15 @@ class Ledger:
     @contextlib.contextmanager
     def occupied(self, name: str) -> Iterator[None]:
         """Let other branches know that this one sleeps, and continues soon."""
-        place = (name, "?sleep")
+        ledger_key = (name, "?sleep")
         with self._lock:
-            self._in_flight[place] = None
+            self._in_flight[ledger_key] = None
         try:
             with self._run._progress.pausing():
                 yield
         finally:
             with self._lock:
-                self._in_flight.pop(place, None)
+                self._in_flight.pop(ledger_key, None)
 
     def around(self) -> frozenset[tuple[int, str, str]]:
         """Return the steps that the caller is in, of all runs."""
@@ -191,11 +191,11 @@ class Ledger:
     def is_busy_outside(self, steps: frozenset[tuple[int, str, str]]) -> bool:
         """Tell whether steps of this run other than these are in flight."""
         with self._lock:
-            return any((id(self), *place) not in steps for place in self._in_flight)
+            return any((id(self), *ledger_key) not in steps for ledger_key in self._in_flight)
 
     async def _do(
         self,
-        place: tuple[str, str],
+        ledger_key: tuple[str, str],
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -203,7 +203,7 @@ class Ledger:
     ) -> Any:
         # 1. A stored result is returned, if it is for the same arguments.
         digest = self._digest(args, kwargs)
-        known = self._steps.get(place)
+        known = self._steps.get(ledger_key)
         if known is None and self._run._is_replayed:
             raise RunEnded(self._run.id, self._run.info.status)
         if (
@@ -212,7 +212,7 @@ class Ledger:
             and digest is not None
             and known.arguments != digest
         ):
-            raise StepMismatch(self._run.id, *place)
+            raise StepMismatch(self._run.id, *ledger_key)
         if known is not None and known.status == DONE:
             return known.value
         # 2. A side effect that had begun when its process died: the policy of the caller decides.
@@ -223,19 +223,19 @@ class Ledger:
                 return value
         # 3. Call the function, if need be more than once.
         try:
-            self._check_budget(place, is_new=known is None)
+            self._check_budget(ledger_key, is_new=known is None)
         except BudgetSpent as spent:
-            check = functools.partial(self._check_budget, place, is_new=known is None)
+            check = functools.partial(self._check_budget, ledger_key, is_new=known is None)
             await self._run._spending.ask_for_more(spent, check)
         if not options.effect:
-            check_needs_no_key(place[0], function, args, kwargs)
+            check_needs_no_key(ledger_key[0], function, args, kwargs)
         call: Callable[[], Any] = functools.partial(function, *args, **kwargs)
         if options is DEFAULTS:
-            return await self._call(self._begin(place, digest, known, None), call, options)
-        key = effect_key(self._run.info.effect_seed, *place) if options.effect else None
+            return await self._call(self._begin(ledger_key, digest, known, None), call, options)
+        key = effect_key(self._run.info.effect_seed, *ledger_key) if options.effect else None
         if key is not None:
             call = functools.partial(function, *args, **with_key(function, args, kwargs, key))
-        return await self._try(self._begin(place, digest, known, key), call, options)
+        return await self._try(self._begin(ledger_key, digest, known, key), call, options)
 
     def _enter(self, name: str, key: str | None) -> tuple[str, str]:
         """Return the name and key of the step, and note that it is running."""
@@ -250,19 +250,19 @@ class Ledger:
         with self._lock:
             if key is None and any(running == name for running, _ in self._in_flight):
                 raise AmbiguousStep(self._run.id, name)
-            place = (name, f"#{self._counts.get(name, 0) + 1}") if key is None else (name, f"={key}")
-            if place in self._in_flight:
+            ledger_key = (name, f"#{self._counts.get(name, 0) + 1}") if key is None else (name, f"={key}")
+            if ledger_key in self._in_flight:
                 raise AmbiguousStep(self._run.id, name)
             if key is None:
                 self._counts[name] = self._counts.get(name, 0) + 1
-            self._in_flight[place] = None
+            self._in_flight[ledger_key] = None
             self._run.info.step = name
-            if place not in self._order:
+            if ledger_key not in self._order:
                 self._begun += 1
-                self._order[place] = self._begun
-        return place
+                self._order[ledger_key] = self._begun
+        return ledger_key
 
-    def _check_budget(self, place: tuple[str, str], *, is_new: bool) -> None:
+    def _check_budget(self, ledger_key: tuple[str, str], *, is_new: bool) -> None:
         """Count a step towards the budget before it is called, as others may begin meanwhile. Raises BudgetSpent."""
         self._run._spending.check()
         budget = self._run.info.budget
@@ -271,7 +271,7 @@ class Ledger:
         with self._lock:
             begun = sum(other not in self._steps for other in self._new)
             budget.check_step(self._run.id, len(self._steps) + begun)
-            self._new.add(place)
+            self._new.add(ledger_key)
 
     def _digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
         """Return a digest of the arguments; None if they cannot be stored, such as clients."""
@@ -282,12 +282,12 @@ class Ledger:
         return hashlib.blake2b(packed, digest_size=8, person=b"outlive.step").digest()
 
     def _begin(
-        self, place: tuple[str, str], digest: bytes | None, known: StepInfo | None, key: EffectKey | None
+        self, ledger_key: tuple[str, str], digest: bytes | None, known: StepInfo | None, key: EffectKey | None
     ) -> StepInfo:
         attempt, now = self._run.info.attempt, self._run._engine.runtime.now()
         if known is not None:
             return known.again(digest, attempt, now, key)
-        return StepInfo(*place, STARTED, digest, attempt=attempt, effect_key=key, _began=now)
+        return StepInfo(*ledger_key, STARTED, digest, attempt=attempt, effect_key=key, _began=now)
 
     async def _try(self, step: StepInfo, call: Callable[[], Any], options: StepOptions) -> Any:
         """Call the function of a step until it returns, as often as the options say."""
@@ -399,7 +399,7 @@ class Ledger:
                 f"{where} returned {len(body):,} bytes, and a step can store at most {MAX_RESULT:,}; "
                 "save them in the state instead"
             )
-        place = (step.name, step.key)
+        ledger_key = (step.name, step.key)
         entry = EntryRecord(
             STEP,
             f"{run.id}\n{step.name}\n{step.key}",
@@ -407,11 +407,11 @@ class Ledger:
             status,
             epoch=run._rank[0],
             fence=run._rank[1],
-            revision=self._order[place],
+            revision=self._order[ledger_key],
         )
         await run._write_entries(entry)
         step.status, step.value, step.error, step._ended = status, value, error, ended
-        self._steps[place] = step
+        self._steps[ledger_key] = step
 
 
 def _ordered(value: Any) -> Any:

@@ -27,7 +27,7 @@ from outlive.backend.paging import entry_pages
 from outlive.errors import BadArgument, OutliveError, RunSuspended, well_formed
 from outlive.runs.lease import RunInfo
 from outlive.runs.progress import Progress
-from outlive.runs.stream_entry import Place, pack_entry, unpack_entry
+from outlive.runs.stream_entry import EntryKey, pack_entry, unpack_entry
 from outlive.runs.writing_run import WritingRun
 from outlive.runtime.runtime import Ticker
 
@@ -146,9 +146,9 @@ class Stream:
         with self._lock:
             chunks, self._chunks = self._chunks, []
         if chunks:
-            place = Place(*run._rank, self._number)
+            entry_key = EntryKey(*run._rank, self._number)
             self._number += len(chunks)
-            self._sealed.append(pack_entry(run._engine.codec, run.id, place, run.info.attempt, chunks))
+            self._sealed.append(pack_entry(run._engine.codec, run.id, entry_key, run.info.attempt, chunks))
         return (*self._sealed, *self._dropped())
 
     def _dropped(self) -> Iterable[EntryRecord]:
@@ -187,10 +187,10 @@ class Stream:
             query = EntryQuery(run._key.tenant, STREAM, thread=run._key, prefix=f"{run.id}\n", limit=_PAGE)
             async for page in entry_pages(run._engine.backend, query):
                 for _, entry in page:
-                    if (place := Place.of(run.id, entry.key)) is None:
+                    if (entry_key := EntryKey.of(run.id, entry.key)) is None:
                         continue
                     with well_formed(f"the stream of run {run.id!r}", run._key.id):
-                        number = place.first + len(unpack_entry(run._engine.codec, entry)[1])
+                        number = entry_key.first + len(unpack_entry(run._engine.codec, entry)[1])
                     stored.append((entry.key, len(entry.body or b"")))
             self._stored, self._stored_bytes = stored, sum(size for _, size in stored)
             self._number, self._is_read = number, True

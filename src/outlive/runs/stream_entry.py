@@ -18,7 +18,7 @@ from outlive.backend.entries import STREAM
 from outlive.errors import BadArgument, Corrupt
 from outlive.format.codec import Codec
 
-_PLACE = re.compile(r"([0-9]{10})\.([0-9]{20})\.([0-9]{20})")
+_KEY = re.compile(r"([0-9]{10})\.([0-9]{20})\.([0-9]{20})")
 _CURSOR = re.compile(r"([0-9]{1,10})\.([0-9]{1,20})\.([0-9]{1,20})\.([0-9]{1,9})")
 
 
@@ -37,7 +37,7 @@ class StreamChunk:
     number: int
 
 
-class Place(NamedTuple):
+class EntryKey(NamedTuple):
     """Where an entry is in the stream of its run."""
 
     epoch: int
@@ -49,9 +49,9 @@ class Place(NamedTuple):
         return f"{run_id}\n{self.epoch:010d}.{self.fence:020d}.{self.first:020d}"
 
     @classmethod
-    def of(cls, run_id: str, key: str) -> Place | None:
-        """Return the place of a key; None for an entry of another run, whose id begins with this one."""
-        match = _PLACE.fullmatch(key, len(run_id) + 1)
+    def of(cls, run_id: str, key: str) -> EntryKey | None:
+        """Return what the key of an entry says; None for an entry of another run, whose id begins with this one."""
+        match = _KEY.fullmatch(key, len(run_id) + 1)
         return None if match is None else cls(*map(int, match.groups()))
 
 
@@ -59,11 +59,11 @@ class Place(NamedTuple):
 class Position:
     """A chunk in the stream: what a cursor stands for."""
 
-    place: Place
+    entry_key: EntryKey
     index: int  # in its entry
 
     def __str__(self) -> str:
-        return f"{self.place.epoch}.{self.place.fence}.{self.place.first}.{self.index}"
+        return f"{self.entry_key.epoch}.{self.entry_key.fence}.{self.entry_key.first}.{self.index}"
 
     @classmethod
     def of(cls, cursor: object) -> Position:
@@ -74,13 +74,15 @@ class Position:
                 f"after must be the cursor of a chunk of store.follow, such as '0.7.1.0', not {cursor!r:.100}"
             )
         epoch, fence, first, index = map(int, match.groups())
-        return cls(Place(epoch, fence, first), index)
+        return cls(EntryKey(epoch, fence, first), index)
 
 
-def pack_entry(codec: Codec, run_id: str, place: Place, attempt: int, chunks: list[bytes]) -> EntryRecord:
+def pack_entry(
+    codec: Codec, run_id: str, entry_key: EntryKey, attempt: int, chunks: list[bytes]
+) -> EntryRecord:
     """Return the entry with these chunks, each of which is packed."""
     body = codec.pack([attempt, chunks])
-    return EntryRecord(STREAM, place.key(run_id), body, epoch=place.epoch, fence=place.fence)
+    return EntryRecord(STREAM, entry_key.key(run_id), body, epoch=entry_key.epoch, fence=entry_key.fence)
 
 
 def unpack_entry(codec: Codec, entry: EntryRecord) -> tuple[int, list[bytes]]:
@@ -97,7 +99,7 @@ def unpack_entry(codec: Codec, entry: EntryRecord) -> tuple[int, list[bytes]]:
 
 def run_of(key: str) -> str:
     """Return the run of an entry. Raises Corrupt."""
-    run_id, _, place = key.rpartition("\n")
-    if _PLACE.fullmatch(place) is None:
+    run_id, _, entry_key = key.rpartition("\n")
+    if _KEY.fullmatch(entry_key) is None:
         raise Corrupt("a piece of a stream has a damaged key")
     return run_id

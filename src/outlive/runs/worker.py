@@ -45,7 +45,8 @@ from outlive.threads.engine import Engine
 
 _LONGEST_S = 60.0  # between looks while the store cannot be reached
 _FULL_S = 0.25  # between looks while an agent has no free slot
-_GATHER_S = 0.003  # that a busy worker waits for more free hands and runs, to claim them together
+_GATHER_S = 0.01  # that a busy worker waits for more free hands, to claim runs for all of them together
+_PACE_S = 0.02  # between two claims while fewer runs are queued than hands are free: more of them arrive
 _TIMERS_S = 0.1  # from a wake to a look at the timers
 _WATCH_S = 0.25  # the longest wait of a watch: so long may `run()` take to return
 _GIVE_BACK_S = 5.0  # for tasks that were cancelled to end
@@ -94,12 +95,14 @@ class AsyncWorker:
         self._refuses = refuses
         self._on_report = on_report
         self._bell = engine.runtime.bell()
+        self._idle = engine.runtime.bell()  # rings when no hand is busy
         self._jobs: set[_Job] = set()
         record.count_busy = lambda: len(self._jobs)
         self._places: set[Place] = set()
         self._claims = Claims(engine, recovery, queue, slots, options.interval_s)
         self._dead: list[tuple[ThreadKey, RunInfo]] = []  # the next one last
         self._dead_at = 0.0  # when to look for dead runs again
+        self._claim_at = 0.0  # when to look at the queue again
         self._timer_at: float | None = None  # when the next timer is due
         self._failures = 0
         self._is_ending = self._is_over = False
@@ -195,7 +198,7 @@ class AsyncWorker:
         busy = self._options.concurrency
         while 0 < self.busy < busy:
             busy = self.busy
-            await self._engine.runtime.sleep(_GATHER_S)
+            await self._idle.wait(_GATHER_S)
 
     async def _look(self) -> None:
         """Hand out what there is to do, as far as hands are free."""
@@ -227,6 +230,7 @@ class AsyncWorker:
         while self.busy < self._options.concurrency and not self._is_ending:
             if not await self._hand_out():
                 break
+            await self._gather()  # runs without work have ended by now
 
     def _is_timer_due(self, now: float) -> bool:
         return self._timer_at is not None and now >= self._timer_at
@@ -288,9 +292,14 @@ class AsyncWorker:
             return True
         if self._recovery.refuses_all:
             return False
+        if (pause_s := self._claim_at - time.monotonic()) > 0:
+            await self._engine.runtime.sleep(pause_s)
         free = self._options.concurrency - self.busy
         # If this task is cancelled meanwhile, the runs are with their hands, which give them back.
-        return await self._engine.runtime.shielded(self._claims.claim(self._places, free, self._start))
+        count = await self._engine.runtime.shielded(self._claims.claim(self._places, free, self._start))
+        if 0 < count < free:
+            self._claim_at = time.monotonic() + _PACE_S
+        return count > 0
 
     async def _hand_out_dead(self) -> bool:
         for at in reversed(range(len(self._dead))):
@@ -307,6 +316,8 @@ class AsyncWorker:
     def _start(self, claimed: Claimed) -> None:
         # If the place is in use, the store refuses the claim, and the other hand has noted the place.
         job = _Job(None if claimed.place in self._places else claimed.place)
+        if not self._jobs:
+            self._idle = self._engine.runtime.bell()
         self._jobs.add(job)
         if job.place is not None:
             self._places.add(job.place)
@@ -325,6 +336,8 @@ class AsyncWorker:
         if job.place is not None:
             self._places.discard(job.place)
         self._jobs.discard(job)
+        if not self._jobs:
+            self._idle.set()
         self._bell.set()
 
     # Ending

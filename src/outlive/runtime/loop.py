@@ -75,6 +75,10 @@ class Home:
         stay = self._stay
         return stay if stay.loop is asyncio.get_running_loop() else self._move()
 
+    def is_free(self) -> bool:
+        """Tell whether the running loop can use the store: no other loop has it now."""
+        return self._stay.loop is asyncio.get_running_loop() or self._stay.is_over()
+
     def _move(self) -> Stay:
         with self._lock:
             if not self._stay.is_over():

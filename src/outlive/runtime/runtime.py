@@ -19,6 +19,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from outlive.runtime.fork import reset_in_child
+from outlive.runtime.hands import hands
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -182,12 +183,9 @@ def warn_of_failure(name: str, error: Exception) -> None:
 
 
 class _ThreadTask:
-    def __init__(self, name: str, work: Work, *, daemon: bool = False) -> None:
-        self._thread = threading.Thread(target=lambda: run_now(work()), name=name, daemon=daemon)
+    def __init__(self, name: str, work: Work) -> None:
+        self._thread = threading.Thread(target=lambda: run_now(work()), name=name)
         self._thread.start()
-
-    def cancel(self) -> bool:
-        return False
 
     async def wait(self, timeout_s: float | None = None) -> None:
         self._thread.join(timeout_s)
@@ -299,7 +297,7 @@ class SyncRuntime:
         return _ThreadTask(name, work)
 
     def hand(self, name: str, work: Work) -> Hand:
-        return _ThreadTask(name, work, daemon=True)
+        return hands.start(name, lambda: run_now(work()))
 
     async def call(self, function: Callable[[], T]) -> T:
         return function()

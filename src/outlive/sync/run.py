@@ -97,6 +97,9 @@ class Run(SyncContext):
         """The thread that the run works on."""
         return Thread(self._run.thread)
 
+    def _fence_of(self, engine: Engine, thread: ThreadKey) -> Fence | None:
+        return self._run._fence_of(engine, thread)
+
     @property
     def responses(self) -> Responses:
         """The responses of the models that this run asks at the same time."""

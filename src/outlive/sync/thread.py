@@ -56,7 +56,7 @@ class Thread(Generic[S]):
         run:              the run that the checkpoint belongs to, or its id
         writes:           pending writes (task, channel, value), stored together with the checkpoint
         replace:          replace the checkpoint that has this id
-        fence:            a lock on this thread; when another holder has taken it, nothing is stored
+        fence:            a run or a lock that holds this thread; when another process has taken it, nothing is stored
         durability:       "sync" or "async": store in the background, in order (default: the store's)
         timeout_s:        how long the call may take (default: the store's)
 
@@ -151,6 +151,13 @@ class Thread(Generic[S]):
         """Return what changed between two checkpoints, path by path; `new` defaults to the newest."""
         return run_now(self._thread.diff(old, new))
 
+    def namespaces(self) -> list[str]:
+        """Return the namespaces of the thread that have a checkpoint, sorted; "" is the root.
+
+        Reads the list of all checkpoints, without their states.
+        """
+        return run_now(self._thread.namespaces())
+
     def write(
         self,
         task: str,
@@ -164,7 +171,7 @@ class Thread(Generic[S]):
         """Store what a finished task wrote, on a checkpoint that may not be saved yet (default: the head).
 
         The first write of a (task, position) wins; the control channels (`__error__`, `__scheduled__`,
-        `__interrupt__`, `__resume__`) keep the last. `fence` is a lock on this thread that must still be held.
+        `__interrupt__`, `__resume__`) keep the last. `fence` is a run or a lock that must still hold this thread.
         """
         run_now(
             self._thread.write(
@@ -186,7 +193,7 @@ class Thread(Generic[S]):
     def resume(
         self, interrupt_id: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None
     ) -> None:
-        """Answer an interrupt with a value; the last answer counts. `fence` is a lock on this thread that must still be held."""
+        """Answer an interrupt with a value; the last answer counts. `fence` is a run or a lock that must still hold this thread."""
         run_now(self._thread.resume(interrupt_id, value, checkpoint=checkpoint, fence=fence))
 
     def fork(self, id: str, *, checkpoint: str | None = None) -> Thread[S]:
@@ -214,13 +221,20 @@ class Thread(Generic[S]):
     ) -> dict[str, Any]:
         """Change the thread's own metadata and return the result: merge these keys (None removes one), or replace all.
 
-        `fence` is a lock on this thread that must still be held.
+        `fence` is a run or a lock that must still hold this thread.
         """
         return run_now(self._thread.set_metadata(metadata, replace=replace, fence=fence))
 
     def delete(self, *, erase: bool = False) -> bool:
         """Delete the thread in all namespaces; False when it did not exist. `erase` leaves no byte in the files."""
         return run_now(self._thread.delete(erase=erase))
+
+    def delete_namespace(self, *, erase: bool = False) -> Pruned:
+        """Delete all checkpoints and pending writes of this namespace; other namespaces, runs and metadata are kept.
+
+        Data that other namespaces share is kept. `erase` leaves no other byte of it in the files.
+        """
+        return run_now(self._thread.delete_namespace(erase=erase))
 
     def delete_checkpoints(
         self,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-PATIENCE_S = 150.0  # what is not done by then hangs; below pytest's faulthandler_timeout
+PATIENCE_S = 150.0  # what is not done by then hangs
 
 _T = TypeVar("_T")
 _LONGEST_PAUSE_S = 0.05

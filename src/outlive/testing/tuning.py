@@ -15,6 +15,7 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
     "history_page_bytes": ("threads.history", "_PAGE_BYTES"),
     "history_unpacked_bytes": ("threads.history", "_UNPACKED_BYTES"),
     "listing_page": ("threads.listing", "_PAGE"),
+    "hands_idle_s": ("runtime.hands", "_IDLE_S"),
     "live_sleep_s": ("runs.waits", "LIVE_SLEEP_S"),
     "recovery_page": ("runs.recovery", "_PAGE"),
     "sweep_batch": ("retention.thread_sweep", "_BATCH"),

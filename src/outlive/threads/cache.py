@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from outlive.backend import CachedHead, CheckpointRecord, Cursor
 from outlive.format.codec import Codec
+from outlive.format.composite import Composite
 from outlive.format.manifest import layout_of
 from outlive.format.outline import split_state
 from outlive.format.planner import place
 from outlive.format.splitter import SplitState
 from outlive.runtime.fork import reset_in_child
 
+_COMPOSED_SPAN = 200  # bytes of memory for a span of a composite
 Key = tuple[bytes, str]  # (thread's digest, namespace)
 
 
@@ -28,6 +30,7 @@ class Base:
     generation: int
     pieces: SplitState | None = None
     stream: bytes | None = None
+    composite: bytes | None = None  # the raw bytes of the composite that the stream was made with
     save: object | None = None  # the delayed save that brought it, when it may not be stored yet
 
     @property
@@ -52,9 +55,12 @@ class Base:
         pieces = split_state(codec, codec.outline(codec.unpack(stream, opaque=True), self.record.id))
         if b"".join([part.bytes_of(codec) for part in pieces.parts]) != stream:
             return None  # another version of outlive packed it differently: nothing to share
-        place(pieces, layout_of(self.record.body), list(self.record.chunks))
+        names = self.record.chunks
+        composite = Composite.read(names, self.composite) if self.composite is not None else None
+        place(pieces, layout_of(self.record.body), names, composite)
         self.pieces = pieces  # before the stream is dropped: a reader sees one of the two
         self.stream = None
+        self.composite = None
         return pieces
 
 
@@ -105,10 +111,14 @@ class Cache:
 
     def put(self, key: Key, base: Base) -> None:
         # About how much memory it holds.
-        parts = base.pieces.parts if base.pieces is not None else ()
-        weight = (
-            sum([part.size + 40 * len(part.ends) + 200 for part in parts]) + len(base.stream or b"") + 1000
-        )
+        weight = 1000 + len(base.stream or b"") + len(base.composite or b"")
+        composites = set[Composite]()
+        for part in base.pieces.parts if base.pieces is not None else ():
+            weight += part.size + 40 * len(part.ends) + 200
+            for chunk, _, _ in part.spans or ():
+                if type(chunk) is Composite:
+                    composites.add(chunk)
+        weight += _COMPOSED_SPAN * sum(map(len, composites))
         with self._lock:
             if key in self._bases:
                 self._total -= self._bases.pop(key)[1]

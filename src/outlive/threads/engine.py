@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from outlive.backend import (
     HistoryQuery,
     ReadResult,
     Receipt,
+    SoundChunks,
     ThreadKey,
     WriteRecord,
     all_records,
@@ -31,7 +33,7 @@ from outlive.errors import (
     refuse_unopened,
 )
 from outlive.events import LOAD, Event, EventSink
-from outlive.format import chunk, manifest
+from outlive.format import chunk, layout, manifest
 from outlive.format.codec import Codec
 from outlive.runtime.runtime import Runtime
 from outlive.threads.cache import Base, Cache
@@ -122,33 +124,56 @@ class Engine:
             if reading.record is None:
                 return None
             record = reading.record
-        stream = self.stream(key, reading)
+        latest = self.base(key, reading)
         if (id is None and at is None) or (base is not None and base.record.id == record.id):
-            self.cache.put((key.digest, namespace), Base(record, reading.generation, stream=stream))
-        return reading, stream
+            self.cache.put((key.digest, namespace), latest)
+        return reading, latest.stream or b""
 
     def stream(self, key: ThreadKey, reading: ReadResult) -> bytes:
-        """Put the stream of a state together, checking every chunk against its name."""
+        """Put the stream of a state together, checking every chunk."""
+        return self.base(key, reading).stream or b""
+
+    def base(self, key: ThreadKey, reading: ReadResult) -> Base:
+        """Return a checkpoint that was read, with the stream of its state."""
         record = reading.record
         assert record is not None
         with Located(key, record.id):
             check_format(record)
-            return self.assemble(record.chunks, record.body, record.size, reading.chunks)
+            raws = self._raws(record.chunks, reading.chunks)
+            spans = manifest.layout_of(record.body)
+            stream = layout.assemble(spans, raws, record.size)
+            composite = raws[0] if layout.has_composite(spans) else None
+        return Base(record, reading.generation, stream=stream, composite=composite)
+
+    async def composites(self, key: ThreadKey, records: Iterable[CheckpointRecord]) -> dict[bytes, bytes]:
+        """Return the raw bytes of the composites of some checkpoints, apart from damaged ones."""
+        names = set[bytes]()
+        for record in records:
+            with Located(key, record.id):
+                if record.chunks and layout.has_composite(manifest.layout_of(record.body)):
+                    names.add(record.chunks[0])
+        raws = {}
+        for name in sorted(names):  # one by one: a damaged one must not hide the others
+            with suppress(Corrupt, NewerFormat):
+                raws[name] = self.raw(name, (await self.backend.fetch(key, [name])).get(name))
+        return raws
 
     def assemble(
         self, names: Sequence[bytes], body: bytes, size: int | None, data: Mapping[bytes, bytes]
     ) -> bytes:
         """Put bytes together from chunks by name."""
-        raws = [self.raw(name, data.get(name)) for name in names]
-        layout = manifest.layout_of(body)
-        return chunk.assemble(layout, raws, size)
+        return layout.assemble(manifest.layout_of(body), self._raws(names, data), size)
 
-    def raw(self, name: bytes, data: bytes | None) -> bytes:
-        """Return the raw bytes of a chunk after checking it against its name."""
+    def _raws(self, names: Sequence[bytes], data: Mapping[bytes, bytes]) -> list[bytes]:
+        is_sound = type(data) is SoundChunks
+        return [self.raw(name, data.get(name), is_sound=is_sound) for name in names]
+
+    def raw(self, name: bytes, data: bytes | None, *, is_sound: bool = False) -> bytes:
+        """Return the raw bytes of a chunk after checking it against its name, unless it is known to be sound."""
         if data is None:
             raise Corrupt(f"chunk {name.hex()} is missing")
         refuse_unopened(data)
-        if self.namer.name(data) != name:
+        if not is_sound and self.namer.name(data) != name:
             raise Corrupt(f"chunk {name.hex()} holds other bytes than it was named for")
         return chunk.decode(data)
 

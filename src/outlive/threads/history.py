@@ -13,7 +13,7 @@ from typing import Any
 
 from outlive.backend import CheckpointRecord, Cursor, HistoryQuery, ThreadKey, escape
 from outlive.errors import CheckpointMissing
-from outlive.format import chunk, manifest
+from outlive.format import layout, manifest
 from outlive.runtime.wrong_mode import AsyncItems
 from outlive.threads.engine import Engine, Located
 from outlive.values import Checkpoint, CheckpointInfo, matches, parse_cursor
@@ -99,7 +99,7 @@ class History(AsyncItems[CheckpointInfo]):
 
     def _state(self, record: CheckpointRecord) -> Any:
         with Located(self._key, record.id):
-            stream = chunk.assemble(
+            stream = layout.assemble(
                 manifest.layout_of(record.body),
                 [self._chunks.raw(name) for name in record.chunks],
                 record.size,

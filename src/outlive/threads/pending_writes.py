@@ -1,6 +1,7 @@
 """Pending writes as a backend stores them. Pure, no I/O.
 
-A value that is not short is stored in chunks, like a state.
+A write is part of one checkpoint alone and shares nothing, so its value is stored in its row. One that
+is large is stored in chunks, like a state.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from outlive.format.planner import plan_chunks
 from outlive.format.splitter import split
 from outlive.values import CONTROL, Interrupt, PendingWrite
 
+_INLINE = 2048  # bytes; a chunk of its own costs more than it saves, up to about here
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -38,12 +41,19 @@ def write_record(
     codec: Codec, namer: Namer, namespace: str, checkpoint: str, write: PendingWrite
 ) -> tuple[WriteRecord, dict[bytes, bytes]]:
     """Return the record of a write and its chunks."""
-    plan = plan_chunks(codec, namer, split(codec, write.value), None)
-    body = manifest.encode(codec, manifest.Manifest(plan.layout))
-    record = WriteRecord(
-        namespace, checkpoint, write.task, write.index, write.channel, write.path, body, tuple(plan.names)
-    )
-    return record, plan.chunks
+    pieces = split(codec, write.value)
+    if pieces.size <= _INLINE:
+        body = manifest.encode_fields([b"".join([part.bytes_of(codec) for part in pieces.parts])], {})
+        return _record(namespace, checkpoint, write, body), {}
+    plan = plan_chunks(codec, namer, pieces, None)
+    body = manifest.encode_fields(plan.layout, {})
+    return _record(namespace, checkpoint, write, body, tuple(plan.names)), plan.chunks
+
+
+def _record(
+    namespace: str, checkpoint: str, write: PendingWrite, body: bytes, names: tuple[bytes, ...] = ()
+) -> WriteRecord:
+    return WriteRecord(namespace, checkpoint, write.task, write.index, write.channel, write.path, body, names)
 
 
 def describe_writes(

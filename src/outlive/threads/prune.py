@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from outlive.arguments import check_id, check_namespace
 from outlive.backend import (
@@ -30,6 +30,7 @@ from outlive.backend import (
 )
 from outlive.errors import UNOPENED, BadArgument, StaleBase
 from outlive.format import chunk, manifest
+from outlive.format.layout import Layout, expand, has_composite
 from outlive.threads.engine import Engine, Located
 from outlive.threads.keep_policy import KeepPolicy, keys_of, still_needed
 from outlive.values import CheckpointInfo, Pruned
@@ -68,16 +69,18 @@ async def remove(
     keys: Collection[CheckpointKey] = (),
     ids: Collection[str] = (),
     run: str | None = None,
+    namespace: str | None = None,
     erase: bool = False,
 ) -> Pruned:
-    """Remove checkpoints by (namespace, id), by id in every namespace, or all of one run."""
+    """Remove checkpoints by (namespace, id), by id in every namespace, or all of one run or namespace."""
 
     async def choose(records: list[CheckpointRecord]) -> set[CheckpointKey]:
         known = keys_of(records)
-        if ids:  # pending writes may belong to an id that was never saved
+        if ids or namespace is not None:  # pending writes may belong to an id that was never saved
             known |= {write.checkpoint_key for write in await engine.backend.writes(key, None)}
         of_run = keys_of([record for record in records if run is not None and record.run == run])
-        return {*keys, *of_run, *(known_key for known_key in known if known_key[1] in ids)}
+        chosen = {place for place in known if place[1] in ids or place[0] == namespace}
+        return {*keys, *of_run, *chosen}
 
     return await remove_chosen(engine, key, choose, erase=erase)
 
@@ -113,6 +116,7 @@ class ThreadContents:
     inventory: Inventory
     records: list[CheckpointRecord]  # newest first
     writes: Sequence[WriteRecord]
+    composites: Mapping[bytes, bytes] = field(default_factory=dict)
 
     def live(self, removed: Collection[CheckpointKey] = ()) -> set[bytes]:
         """Return the chunks that are still read when some checkpoints are removed."""
@@ -136,7 +140,8 @@ async def read_contents(engine: Engine, key: ThreadKey) -> ThreadContents:
     """Read a thread. The inventory comes first: a later commit has a later revision."""
     inventory = await engine.backend.inventory(key)
     records = await engine.records(key, page=_PAGE)
-    return ThreadContents(inventory, records, await engine.backend.writes(key, None))
+    composites = await engine.composites(key, filter(_is_readable, records))
+    return ThreadContents(inventory, records, await engine.backend.writes(key, None), composites)
 
 
 async def remove_chosen(
@@ -292,7 +297,7 @@ class _Compaction:
         self._kept = [record for record in contents.records if record.key not in removed]
         # A chunk stays as it is when a write reads it, or a record that does not say which bytes it
         # reads.
-        unreadable = [record for record in self._kept if not _is_readable(record)]
+        unreadable = [record for record in self._kept if self._layout(record) is None]
         writes = [write for write in contents.writes if write.checkpoint_key not in removed]
         self._fixed = _named(unreadable, writes)
         self._before = self._ranges(contents.records)
@@ -301,10 +306,8 @@ class _Compaction:
     def _ranges(self, records: Iterable[CheckpointRecord]) -> Ranges:
         """Return the ranges that records read, joined where they touch."""
         spans: dict[bytes, set[tuple[int, int]]] = {}
-        for record in filter(_is_readable, records):
-            with Located(self._key, record.id):
-                layout = manifest.layout_of(record.body)
-            for item in layout:
+        for record in records:
+            for item in self._layout(record) or ():
                 if not isinstance(item, bytes):
                     spans.setdefault(record.chunks[item[0]], set()).add((item[1], item[1] + item[2]))
         return {name: _union(sorted(ranges)) for name, ranges in spans.items()}
@@ -343,8 +346,21 @@ class _Compaction:
             new = self._engine.namer.name(data)
             chunks[new] = data
             moved[name] = (new, ranges)
-        readers = [record for record in filter(_is_readable, self._kept) if moved.keys() & set(record.chunks)]
-        return _Rewritten(chunks, [_moved(record, moved) for record in readers])
+        readers = [record for record in self._kept if moved.keys() & set(record.chunks)]
+        return _Rewritten(
+            chunks, [_moved(record, layout, moved) for record in readers if (layout := self._layout(record))]
+        )
+
+    def _layout(self, record: CheckpointRecord) -> Layout | None:
+        """Return the spans of a record without a composite; None if it does not say what it reads."""
+        if not _is_readable(record):
+            return None
+        with Located(self._key, record.id):
+            layout = manifest.layout_of(record.body)
+            if not has_composite(layout):
+                return layout
+            raw = self._contents.composites.get(record.chunks[0]) if record.chunks else None
+            return None if raw is None else expand(layout, raw)
 
     async def _read_wasteful(self, erase: bool) -> dict[bytes, bytes]:
         """Read the chunks that have too many dead bytes."""
@@ -394,12 +410,12 @@ def _total(ranges: Iterable[tuple[int, int]]) -> int:
 
 
 def _moved(
-    record: CheckpointRecord, moved: dict[bytes, tuple[bytes, list[tuple[int, int]]]]
+    record: CheckpointRecord, spans: Layout, moved: dict[bytes, tuple[bytes, list[tuple[int, int]]]]
 ) -> CheckpointRecord:
-    """Return the record with its spans in the chunks that replace the old ones."""
+    """Return the record with its spans in the chunks that replace the old ones, without a composite."""
     index: dict[bytes, int] = {}
-    layout: chunk.Layout = []
-    for item in manifest.layout_of(record.body):
+    layout: Layout = []
+    for item in spans:
         if isinstance(item, bytes):
             layout.append(item)
             continue

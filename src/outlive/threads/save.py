@@ -29,6 +29,7 @@ from outlive.events import SAVE, Event
 from outlive.format import manifest
 from outlive.format.outline import split_state
 from outlive.format.planner import Plan, plan_chunks
+from outlive.format.splitter import Growing
 from outlive.runtime.runtime import Deadline
 from outlive.threads.cache import Base, Cache
 from outlive.threads.engine import Engine
@@ -59,6 +60,7 @@ class Draft:
     completed_tasks: tuple[str, ...] = ()
     interrupts: tuple[Any, ...] = ()
     needs_parent: bool = False
+    growing: Growing | None = None  # a list in the state
     timeout_s: float | None = None
     receipt: Receipt | None = None  # set by the save
 
@@ -69,15 +71,6 @@ class Draft:
 
     def record(self, engine: Engine, plan: Plan, written: bytes = b"") -> CheckpointRecord:
         """Return the record of a planned save."""
-        contents = manifest.Manifest(
-            plan.layout,
-            self.metadata,
-            self.next_nodes,
-            self.completed_tasks,
-            self.interrupts,
-            self.needs_parent,
-            written,
-        )
         return CheckpointRecord(
             namespace=self.namespace,
             id=self.id,
@@ -88,7 +81,7 @@ class Draft:
             size=plan.pieces.size,
             added=plan.added,
             chunks=tuple(plan.names),
-            body=manifest.encode(engine.codec, contents),
+            body=manifest.encode(engine.codec, plan.layout, self, written),
             projection=manifest.projection(self.metadata) if self.metadata else None,
             follows=self.follows,
         )
@@ -137,8 +130,8 @@ class Prepared:
         fields = (draft.step, draft.source, draft.run, None if draft.follows else draft.parent)
         return (
             fields == (stored.step, stored.source, stored.run, None if draft.follows else stored.parent)
-            and manifest.encode(engine.codec, replace(new, layout=[]))
-            == manifest.encode(engine.codec, replace(old, layout=[]))
+            and manifest.encode(engine.codec, [], new, new.written)
+            == manifest.encode(engine.codec, [], old, old.written)
             and b"".join(part.bytes_of(engine.codec) for part in self.plan.pieces.parts)
             == engine.stream(self.commit.thread, reading)
         )
@@ -241,7 +234,7 @@ class Save:
         if cache is not None and (base is None or base.pieces is None):
             base = await self._read_base(base)
         old = base.pieces if base is not None else None
-        pieces = split_state(engine.codec, self.state, old)
+        pieces = split_state(engine.codec, self.state, old, draft.growing)
         plan = plan_chunks(engine.codec, engine.namer, pieces, old)
         shares = len(plan.names) > len(plan.chunks)
         written = NOTHING
@@ -273,7 +266,7 @@ class Save:
                 reading = await engine.backend.read(key, draft.namespace, timeout_s=draft.timeout_s)
                 if reading.record is None:
                     return None
-                base = Base(reading.record, reading.generation, stream=engine.stream(key, reading))
+                base = engine.base(key, reading)
             base.split(engine.codec)
         except (Corrupt, NewerFormat):
             return None

@@ -23,11 +23,9 @@ from outlive.values import Interrupt, New, PendingWrite, Source
 
 
 class Fencing(Protocol):
-    """A lock on a thread: what is written under it is refused once another holder has taken it."""
+    """A run or a lock on a thread: what is written under it is refused once another process has taken it."""
 
-    @property
-    def fence(self) -> int | None: ...
-    def _fence_of(self, engine: Engine, thread: ThreadKey) -> Fence: ...
+    def _fence_of(self, engine: Engine, thread: ThreadKey) -> Fence | None: ...
 
 
 @runtime_checkable
@@ -67,7 +65,7 @@ class SaveOptions(RunSaveOptions, total=False):
 
 def run_id_of(run: object) -> str | None:
     """Return the id of a run that is given by its id, as a run, or not at all. Raises BadArgument."""
-    if isinstance(run, str) or not isinstance(run, RunHandle):
+    if run is None or isinstance(run, str) or not isinstance(run, RunHandle):
         return optional_id("run", run)
     return run.id
 

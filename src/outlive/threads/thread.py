@@ -120,31 +120,37 @@ class AsyncThread(Generic[S]):
         run:              the run that the checkpoint belongs to, or its id
         writes:           pending writes (task, channel, value), stored together with the checkpoint
         replace:          replace the checkpoint that has this id
-        fence:            a lock on this thread; when another holder has taken it, nothing is stored
+        fence:            a run or a lock that holds this thread; when another process has taken it, nothing is stored
         durability:       "sync" or "async": store in the background, in order (default: the store's)
         timeout_s:        how long the call may take (default: the store's)
 
         Raises Unencodable, HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store fails.
         """
+        draft = Draft(self.namespace, new_id(), timeout_s=self._engine.timeout_s)
+        durability = None
         if options:
             check_options("thread.save", options, SaveOptions.__optional_keys__)
-        draft = self._draft(**options)
-        if (fence := options.get("fence")) is not None:
-            draft.fence = self._fence(fence)
+            set_options(draft, options)
+            if (fence := options.get("fence")) is not None:
+                draft.fence = self._fence(fence)
+                if draft.run is None and isinstance(fence, RunHandle):
+                    draft.run = fence.id
+            durability = options.get("durability")
         if self._type is not None and not accepts(self._type, state):
             name = getattr(self._type, "__qualname__", None) or str(self._type)
             raise BadArgument(
                 f"this thread was opened with type={name}, and this state is a {builtins.type(state).__qualname__}; "
                 f"save a {name}, or open the thread without type="
             )
-        durability = options.get("durability")
         if (self._store._durability if durability is None else check_durability(durability)) == "async":
             if draft.expect is not None:
                 raise BadArgument(
                     'expect= needs an answer from the store: use durability="sync" for this save'
                 )
             return await self._store._delayed(self._key).save(state, draft)
-        return await self._save(state, draft)
+        if self._store._queues:
+            await self._flush_queue()
+        return await Save(self._engine, self._key, state, draft).run()
 
     def _draft(self, **options: Unpack[SaveOptions]) -> Draft:
         """Return what a caller wants to save beside the state, checked."""
@@ -154,11 +160,11 @@ class AsyncThread(Generic[S]):
         return draft
 
     def _fence(self, fence: Fencing | None) -> Fence | None:
-        """Return what a commit must find in the store for a lock to be held still."""
+        """Return what a commit must find in the store for a run or a lock to be held still."""
         if fence is None:
             return None
         if not hasattr(fence, "_fence_of"):
-            raise BadArgument(f"fence must be a lock that store.lock(...) returned, not {fence!r:.100}")
+            raise BadArgument(f"fence must be a run, or a lock of store.lock(...), not {fence!r:.100}")
         return fence._fence_of(self._engine, self._key)
 
     async def _save(self, state: Any, draft: Draft) -> CheckpointInfo:
@@ -312,6 +318,14 @@ class AsyncThread(Generic[S]):
             states.append(self._engine.unpack(self._key, stored[0].record.id, stored[1], opaque=True))
         return diff(*states)
 
+    async def namespaces(self) -> list[str]:
+        """Return the namespaces of the thread that have a checkpoint, sorted; "" is the root.
+
+        Reads the list of all checkpoints, without their states.
+        """
+        await self._flush_queue()
+        return sorted({record.namespace for record in await self._engine.records(self._key)})
+
     # Pending writes and interrupts
 
     async def write(
@@ -327,7 +341,7 @@ class AsyncThread(Generic[S]):
         """Store what a finished task wrote, on a checkpoint that may not be saved yet (default: the head).
 
         The first write of a (task, position) wins; the control channels (`__error__`, `__scheduled__`,
-        `__interrupt__`, `__resume__`) keep the last. `fence` is a lock on this thread that must still be held.
+        `__interrupt__`, `__resume__`) keep the last. `fence` is a run or a lock that must still hold this thread.
         """
         pairs, token = check_pairs(writes), self._fence(fence)
         deadline = Deadline(self._store._timeout(timeout_s))
@@ -389,7 +403,7 @@ class AsyncThread(Generic[S]):
     async def resume(
         self, interrupt_id: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None
     ) -> None:
-        """Answer an interrupt with a value; the last answer counts. `fence` is a lock on this thread that must still be held."""
+        """Answer an interrupt with a value; the last answer counts. `fence` is a run or a lock that must still hold this thread."""
         stored = await self.checkpoint(checkpoint)
         if stored is None or interrupt_id not in {asked.id for asked in stored.interrupts}:
             raise BadArgument(
@@ -452,7 +466,7 @@ class AsyncThread(Generic[S]):
     ) -> dict[str, Any]:
         """Change the thread's own metadata and return the result: merge these keys (None removes one), or replace all.
 
-        `fence` is a lock on this thread that must still be held.
+        `fence` is a run or a lock that must still hold this thread.
         """
         new, token = check_metadata(metadata), self._fence(fence)
 
@@ -483,6 +497,16 @@ class AsyncThread(Generic[S]):
             receipt = await self._engine.commit(Commit(self._key, removal=removal))
         self._engine.cache.drop(self._key.digest)
         return receipt.removed > 0
+
+    async def delete_namespace(self, *, erase: bool = False) -> Pruned:
+        """Delete all checkpoints and pending writes of this namespace; other namespaces, runs and metadata are kept.
+
+        Data that other namespaces share is kept. `erase` leaves no other byte of it in the files.
+        """
+        from outlive.threads import prune
+
+        await self._flush_queue()
+        return await prune.remove(self._engine, self._key, namespace=self.namespace, erase=erase)
 
     async def delete_checkpoints(
         self,

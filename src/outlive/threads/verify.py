@@ -7,7 +7,7 @@ far as possible.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Container
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 
 from outlive.backend import (
     RESERVED,
@@ -24,7 +24,8 @@ from outlive.backend import (
 )
 from outlive.backend.entries import ENCRYPTED, KINDS
 from outlive.errors import Corrupt, DamagedEntry, OutliveError, StoreError
-from outlive.format import chunk, manifest
+from outlive.format import manifest
+from outlive.format.layout import Span, expand, has_composite
 from outlive.layers.encryption.keyring import key_of
 from outlive.layers.encryption.layer import Encrypted
 from outlive.threads.engine import Engine, Located, check_format
@@ -135,12 +136,15 @@ async def _verify_once(engine: Engine, key: ThreadKey) -> Verified:
         writes = await engine.backend.writes(key, None)
         # The inventory comes last: a save in between adds chunks, and removes none.
         inventory = await engine.backend.inventory(key)
+        composites = await engine.composites(key, [record for record in records if _has_layout(record)])
     except StoreError as error:
         return Verified(1, 0, 0, tuple(dict.fromkeys((*problems, Problem.of(error, key.id)))))
     raws, damaged = await _check_chunks(engine, key, list(inventory.chunks))
     problems += damaged
     for record in records:
-        problems += _guarded(key, record.id, functools.partial(_check_record, engine, record, raws))
+        problems += _guarded(
+            key, record.id, functools.partial(_check_record, engine, record, raws, composites)
+        )
     for write in writes:
         problems += _guarded(key, write.checkpoint, functools.partial(_check_write, write, raws))
     if isinstance(engine.backend, Encrypted):  # only the key shows whether a record is in its own place
@@ -236,16 +240,29 @@ def _measure(engine: Engine, name: bytes, data: bytes | None, sizes: dict[bytes,
     sizes[name] = len(engine.raw(name, data))
 
 
-def _check_record(engine: Engine, record: CheckpointRecord, sizes: dict[bytes, int]) -> None:
+def _has_layout(record: CheckpointRecord) -> bool:
+    try:
+        return bool(manifest.layout_of(record.body))
+    except OutliveError:  # `_check_record` reports it
+        return False
+
+
+def _check_record(
+    engine: Engine, record: CheckpointRecord, sizes: dict[bytes, int], composites: Mapping[bytes, bytes]
+) -> None:
     check_format(record)
-    total = 0
-    for item in manifest.decode(engine.codec, record.body, opaque=True).layout:
+    total, layout = 0, manifest.decode(engine.codec, record.body, opaque=True).layout
+    if has_composite(layout):
+        if not record.chunks or record.chunks[0] not in composites:
+            raise Corrupt("the composite of the state is missing or damaged")
+        layout = expand(layout, composites[record.chunks[0]])
+    for item in layout:
         total += _check_span(record, item, sizes)
     if total != record.size:
         raise Corrupt(f"the state has {total} bytes instead of {record.size}")
 
 
-def _check_span(record: CheckpointRecord, item: bytes | chunk.Span, sizes: dict[bytes, int]) -> int:
+def _check_span(record: CheckpointRecord, item: bytes | Span, sizes: dict[bytes, int]) -> int:
     if isinstance(item, bytes):
         return len(item)
     number, offset, length = item

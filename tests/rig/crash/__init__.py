@@ -16,6 +16,13 @@ from .server import ForkServer, Worker
 BACKENDS = ("sqlite", "file")
 SERVERS = ("postgresql", "redis")
 LONG = os.environ.get("OUTLIVE_LONG", "") not in ("", "0")
+# Each engine, and each durability on one engine in a folder and on one server; with OUTLIVE_LONG=1 on all of them.
+WAYS = [
+    (backend, durability)
+    for number, backend in enumerate((*BACKENDS, *SERVERS))
+    for place, durability in enumerate(("sync", "async"))
+    if LONG or number % 2 == place
+]
 
 
 def url_of(backend: str, folder: Path) -> str:
@@ -47,6 +54,7 @@ __all__ = [
     "BACKENDS",
     "LONG",
     "SERVERS",
+    "WAYS",
     "ForkServer",
     "Worker",
     "ram_folder",

@@ -13,7 +13,7 @@ from outlive.errors import BadArgument
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointRef:
     """A checkpoint of a thread and namespace; `id` None means the newest."""
 
     thread: str
@@ -22,7 +22,7 @@ class Place:
 
     @property
     def config(self) -> RunnableConfig:
-        """The config that names this place."""
+        """The config that names this checkpoint."""
         return {
             "configurable": {
                 "thread_id": self.thread,
@@ -32,17 +32,22 @@ class Place:
         }
 
 
-def place_of(config: RunnableConfig) -> Place:
-    """Return the place that a config names."""
+def ref_of(config: RunnableConfig) -> CheckpointRef:
+    """Return which checkpoint a config names."""
     configurable = configurable_of(config)
     if "thread_id" not in configurable:
         raise BadArgument('the config names no thread; give {"configurable": {"thread_id": "..."}}')
-    namespace = configurable.get("checkpoint_ns")
-    return Place(
+    namespace, id = configurable.get("checkpoint_ns"), configurable.get("checkpoint_id")
+    return CheckpointRef(
         thread_of(configurable["thread_id"]),
         check_namespace("" if namespace is None else namespace),
-        checkpoint_of(config),
+        check_id("checkpoint_id", id) if id else None,
     )
+
+
+def is_of_graph(config: RunnableConfig) -> bool:
+    """Tell whether a graph that runs made this call: it continues meanwhile, and waits only when it ends."""
+    return "__pregel_runtime" in configurable_of(config)
 
 
 def checkpoint_of(config: RunnableConfig | None) -> str | None:
@@ -61,6 +66,6 @@ def thread_of(value: object) -> str:
 def configurable_of(config: RunnableConfig | None) -> Mapping[str, Any]:
     """Return the configurable part of a config."""
     configurable = (config or {}).get("configurable", {})
-    if not isinstance(configurable, Mapping):
+    if type(configurable) is not dict and not isinstance(configurable, Mapping):
         raise BadArgument(f'config["configurable"] must be a mapping, not {configurable!r:.100}')
     return configurable

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outlive.adapters.langgraph.config import Place
+from outlive.adapters.langgraph.config import CheckpointRef
 from outlive.adapters.langgraph.pages import Pages
 from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import Delta, Snapshot, unpack_state
@@ -60,11 +60,11 @@ class Walk:
 
 
 async def read_history(
-    session: Session, key: ThreadKey, place: Place, channels: Sequence[str]
+    session: Session, key: ThreadKey, ref: CheckpointRef, channels: Sequence[str]
 ) -> dict[str, Delta]:
     """Walk up from a checkpoint and return what was above it, per channel."""
     walk = Walk(channels)
-    start = await _read(session, key, place.namespace, place.id)
+    start = await _read(session, key, ref.namespace, ref.id)
     if start is not None:
         record, snapshot, _ = start
         walk.begin(snapshot)

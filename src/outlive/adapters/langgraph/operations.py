@@ -1,7 +1,7 @@
 """What the saver does with a store, written once for sync and async.
 
 A put is a save: one commit, refused as a whole or done. A checkpoint whose id exists already is
-replaced and keeps its place in the order, as in LangGraph's savers. Writes of a task are pending
+replaced and keeps its position in the order, as in LangGraph's savers. Writes of a task are pending
 writes: the first write of an index wins, and those to control channels are overwritten.
 """
 
@@ -19,7 +19,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from outlive.adapters.langgraph.config import Place, thread_of
+from outlive.adapters.langgraph.config import CheckpointRef, thread_of
 from outlive.adapters.langgraph.delta_channels import read_history
 from outlive.adapters.langgraph.prune import add, delete_checkpoints_of, prune_thread
 from outlive.adapters.langgraph.refusals import Refusals, nodes_between, sent_to, source_of
@@ -32,11 +32,13 @@ from outlive.errors import BadArgument, CheckpointExists, CheckpointMissing, Out
 from outlive.store import AsyncStore
 from outlive.threads.keep_policy import KeepPolicy
 from outlive.threads.save import Draft, Save
-from outlive.values import Pruned
+from outlive.values import PendingWrite, Pruned
+
+_LINGER_S = 0.005  # a graph takes less from the writes of its last task to its next checkpoint
 
 
 class Turn(Protocol):
-    """A place in the order of the calls that write to a thread."""
+    """A turn in the order of the calls that write to a thread."""
 
     async def wait(self) -> None:
         """Wait for this turn; nothing is stored before."""
@@ -60,7 +62,7 @@ class CheckpointOperations:
 
     async def put(
         self,
-        place: Place,
+        ref: CheckpointRef,
         checkpoint: Checkpoint,
         metadata: Mapping[str, Any],
         new_versions: ChannelVersions,
@@ -68,32 +70,32 @@ class CheckpointOperations:
         turn: Turn,
         refuse_stale: bool = False,
         fence: Fence | None = None,
-    ) -> Place:
-        """Store a checkpoint whose parent is the one that `place` names."""
-        key, id = self.session.key(place.thread), check_id("checkpoint id", checkpoint.get("id"))
+    ) -> CheckpointRef:
+        """Store a checkpoint whose parent is the one that `ref` names."""
+        key, id = self.session.key(ref.thread), check_id("checkpoint id", checkpoint.get("id"))
         draft = Draft(
-            place.namespace,
+            ref.namespace,
             id,
-            parent=place.id,
+            parent=ref.id,
             follows=False,
-            expect=(place.namespace, place.id) if refuse_stale else None,
+            expect=(ref.namespace, ref.id) if refuse_stale else None,
             fence=fence,
             timeout_s=self.session.timeout_s,
         )
         describe(self._codec, draft, metadata, checkpoint["channel_values"])
-        state = pack_state(self._codec, checkpoint, place.id, new_versions, {})
+        state = pack_state(self._codec, checkpoint, ref.id, new_versions, {})
         await turn.wait()
         try:
             await Save(self._engine, key, state, draft).run()
         except CheckpointExists:
             draft.replace, draft.expect = True, None
-            deltas = await self._deltas_in(key, place.namespace, id)
-            state = pack_state(self._codec, checkpoint, place.id, new_versions, deltas)
+            deltas = await self._deltas_in(key, ref.namespace, id)
+            state = pack_state(self._codec, checkpoint, ref.id, new_versions, deltas)
             await Save(self._engine, key, state, draft).run()
         except Unencodable as error:
-            nodes = nodes_between(self._cached(key, place.namespace, place.id), checkpoint)
-            raise self._refusals.of_checkpoint(error, key, place.namespace, place.id, nodes) from None
-        return Place(place.thread, place.namespace, id)
+            nodes = nodes_between(self._cached(key, ref.namespace, ref.id), checkpoint)
+            raise self._refusals.of_checkpoint(error, key, ref.namespace, ref.id, nodes) from None
+        return CheckpointRef(ref.thread, ref.namespace, id)
 
     async def _deltas_in(self, key: ThreadKey, namespace: str, id: str) -> Mapping[str, Any]:
         """Return what a checkpoint got when those above it were deleted: no other copy exists."""
@@ -103,21 +105,27 @@ class CheckpointOperations:
 
     async def put_writes(
         self,
-        place: Place,
+        ref: CheckpointRef,
         writes: Sequence[tuple[str, Any]],
         task: str,
         path: str,
         *,
         turn: Turn,
         fence: Fence | None = None,
+        is_followed: bool = False,
     ) -> None:
-        """Store what a task wrote on a checkpoint, which may not be stored yet."""
-        key, target = self.session.key(place.thread), check_id("checkpoint_id", place.id)
+        """Store what a task wrote on a checkpoint, which may not be stored yet.
+
+        `is_followed`: a put comes soon, and may take the writes along in its transaction.
+        """
+        key, target = self.session.key(ref.thread), check_id("checkpoint_id", ref.id)
+        check_id("task_id", task)
+        check_text("task_path", path)
         records: list[WriteRecord] = []
         chunks: dict[bytes, bytes] = {}
-        for position, (channel, written) in enumerate(writes):
-            index, value = WRITES_IDX_MAP.get(channel, position), self._value(channel, written)
-            record, new = self._write_record(key, place.namespace, target, task, index, channel, value, path)
+        for position, (channel, value) in enumerate(writes):
+            write = PendingWrite(task, WRITES_IDX_MAP.get(channel, position), channel, value, path)
+            record, new = self._write_record(key, ref.namespace, target, write)
             records.append(record)
             chunks.update(new)
         await turn.wait()
@@ -130,30 +138,21 @@ class CheckpointOperations:
             fence=fence,
             timeout_s=self.session.timeout_s,
             on_queued=turn.end,  # the next call may share this transaction, and is ordered after it
+            linger_s=_LINGER_S if is_followed else 0.0,
         )
         await self._engine.commit(commit)
 
-    def _value(self, channel: str, value: Any) -> Any:
-        check_text("channel", channel)
-        return (
-            opened(value) if self._codec.is_open else self._codec.seal(value, None, f"write to {channel!r}")
-        )
-
     def _write_record(
-        self,
-        key: ThreadKey,
-        namespace: str,
-        target: str,
-        task: str,
-        index: int,
-        channel: str,
-        value: Any,
-        path: str,
+        self, key: ThreadKey, namespace: str, target: str, write: PendingWrite
     ) -> tuple[WriteRecord, dict[bytes, bytes]]:
+        task, path, channel = write.task, write.path, write.channel
+        check_text("channel", channel)
+        is_open = self._codec.is_open
+        value = (
+            opened(write.value) if is_open else self._codec.seal(write.value, None, f"write to {channel!r}")
+        )
         try:
-            return self._engine.write_record(
-                namespace, target, check_id("task_id", task), index, channel, value, check_text("task_path", path)
-            )  # fmt: skip
+            return self._engine.write_record(namespace, target, task, write.index, channel, value, path)
         except Unencodable as error:
             node = sent_to(path, self._cached(key, namespace, target))
             source = source_of(task, path, channel, node)
@@ -171,10 +170,10 @@ class CheckpointOperations:
 
     # Reading
 
-    async def get_tuple(self, place: Place) -> CheckpointTuple | None:
-        """Return a checkpoint, the newest when the place names none."""
-        key = self.session.key(place.thread)
-        loaded = await self.session.load(key, place.namespace, place.id)
+    async def get_tuple(self, ref: CheckpointRef) -> CheckpointTuple | None:
+        """Return a checkpoint, the newest when `ref` names none."""
+        key = self.session.key(ref.thread)
+        loaded = await self.session.load(key, ref.namespace, ref.id)
         if loaded is None:
             return None
         reading, stream = loaded
@@ -186,9 +185,11 @@ class CheckpointOperations:
 
     # DeltaChannels
 
-    async def delta_history(self, place: Place, channels: Sequence[str]) -> dict[str, DeltaChannelHistory]:
+    async def delta_history(
+        self, ref: CheckpointRef, channels: Sequence[str]
+    ) -> dict[str, DeltaChannelHistory]:
         """Return, per channel, the nearest stored value above a checkpoint and the writes since."""
-        deltas = await read_history(self.session, self.session.key(place.thread), place, channels)
+        deltas = await read_history(self.session, self.session.key(ref.thread), ref, channels)
         return {channel: _history(channel, deltas[channel]) for channel in channels}
 
     # Deleting

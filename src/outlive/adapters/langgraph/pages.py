@@ -11,7 +11,7 @@ from typing import Any
 
 from outlive.backend import CheckpointRecord, Cursor, HistoryQuery, ThreadKey, WriteRecord
 from outlive.errors import StaleBase
-from outlive.format import chunk, manifest
+from outlive.format import layout, manifest
 from outlive.threads.engine import Engine, Located, check_format
 from outlive.values import PendingWrite
 
@@ -89,7 +89,7 @@ class Loaded:
         with Located(self._key, record.id):
             check_format(record)
             raws = [self._expand(name) for name in record.chunks]
-            stream = chunk.assemble(manifest.layout_of(record.body), raws, record.size)
+            stream = layout.assemble(manifest.layout_of(record.body), raws, record.size)
         state = self._engine.unpack(self._key, record.id, stream)
         writes = self._writes.get((record.namespace, record.id), [])
         return record, state, self._engine.pending(self._key, writes, self._data)

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from outlive.adapters.langgraph.config import Place
+from outlive.adapters.langgraph.config import CheckpointRef
 from outlive.adapters.langgraph.delta_channels import read_history
 from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import Delta, Snapshot, pack_deltas, unpack_state
@@ -207,7 +207,7 @@ async def _needed(
     counted = session.metadata(key, record).get("counters_since_delta_snapshot") or {}
     versions = snapshot.fields.get("channel_versions", {})
     lacking = [channel for channel in {**versions, **counted} if channel not in snapshot.values]
-    deltas = await read_history(session, key, Place(key.id, record.namespace, record.id), lacking)
+    deltas = await read_history(session, key, CheckpointRef(key.id, record.namespace, record.id), lacking)
     return {
         channel: delta
         for channel, delta in deltas.items()

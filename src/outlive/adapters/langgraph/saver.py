@@ -9,10 +9,8 @@ called on one blocks it for its own time only.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import copy
 import random
-import threading
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -23,7 +21,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -39,7 +37,8 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from outlive.adapters.langgraph.config import Place, place_of, thread_of
+from outlive.adapters.common.home import StoreHome
+from outlive.adapters.langgraph.config import CheckpointRef, is_of_graph, ref_of, thread_of
 from outlive.adapters.langgraph.listing import Listing
 from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.adapters.langgraph.prune import policy_of
@@ -48,9 +47,7 @@ from outlive.adapters.langgraph.values.user_types import listed
 from outlive.adapters.langgraph.write_order import Turn, WriteOrder
 from outlive.arguments import check_flag
 from outlive.backend import Fence
-from outlive.errors import BadArgument, StoreClosed
-from outlive.factory import open as open_store
-from outlive.runtime.fork import reset_in_child
+from outlive.errors import BadArgument
 from outlive.runtime.loop import AsyncRuntime
 from outlive.runtime.runtime import run_now
 from outlive.store import AsyncStore
@@ -61,37 +58,14 @@ from outlive.values import Pruned
 T = TypeVar("T")
 Work = Callable[[CheckpointOperations], Coroutine[Any, Any, T]]
 Turning = Callable[[CheckpointOperations, Turn], Coroutine[Any, Any, T]]  # waits for its turn itself
-_WORKERS = 16
 
 
-class _Shared:
+class _Shared(StoreHome):
     """What a saver and its shallow copies have in common: LangGraph copies savers to give them another serde."""
 
     def __init__(self, store: str | Store | AsyncStore, options: dict[str, Any]) -> None:
         self.write_order = WriteOrder()
-        self._pool: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
-        reset_in_child(self)
-        self._is_given = isinstance(store, Store)
-        self._asynchronous: AsyncStore | None = None
-        self._sync: AsyncStore | None = None
-        if isinstance(store, str):
-            self._sync = open_store(store, **options)._store
-        elif options:
-            raise BadArgument(f"{', '.join(sorted(options))}: pass the options of a store when you open it")
-        elif isinstance(store, Store):
-            self._sync = store._store
-        elif isinstance(store, AsyncStore):
-            self._asynchronous = store
-        else:
-            raise BadArgument(f"OutliveSaver takes a URL or an open store, not {type(store).__name__}")
-
-    def after_fork_in_child(self) -> None:
-        self._pool, self._lock = None, threading.Lock()
-
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run something in our own pool: all workers of the loop may wait for nodes that wait for us."""
-        return await asyncio.wrap_future(self._submit(work))
+        super().__init__(store, options, "OutliveSaver")
 
     def begin_in_turn(self, thread: str, work: Callable[[Turn], T]) -> Future[T]:
         """Take a turn and submit the work to a worker thread.
@@ -113,41 +87,6 @@ class _Shared:
             except BaseException:
                 turn.end()
                 raise
-
-    def _submit(self, work: Callable[[], T]) -> Future[T]:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="outlive-langgraph")
-        return self._pool.submit(contextvars.copy_context().run, work)
-
-    @property
-    def sync(self) -> AsyncStore:
-        """The store whose coroutines never suspend."""
-        asynchronous = self._asynchronous
-        if asynchronous is not None and asynchronous._is_closed:
-            raise StoreClosed
-        with self._lock:
-            if self._sync is None:
-                assert asynchronous is not None
-                if asynchronous._sync_sibling is None:
-                    raise BadArgument(
-                        "this store was not opened by outlive.open_async: use the async methods"
-                    )
-                self._sync = asynchronous._sync_sibling()
-            return self._sync
-
-    def close(self) -> None:
-        """Close what was opened here: the store of a URL, the sync sibling of an async store."""
-        if self._sync is not None and not self._is_given:
-            run_now(self._sync.close())
-        with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=False)
-
-    @property
-    def asynchronous(self) -> AsyncStore | None:
-        """The store that belongs to an event loop, if the saver was made with one."""
-        return self._asynchronous
 
 
 class OutliveSaver(BaseCheckpointSaver[str]):
@@ -188,8 +127,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         return clone
 
     def __repr__(self) -> str:
-        store = self._shared.asynchronous or self._shared.sync
-        return f"<OutliveSaver {store._settings.url}>"
+        return f"<OutliveSaver {self._shared.url}>"
 
     # Opening and closing
 
@@ -275,13 +213,13 @@ class OutliveSaver(BaseCheckpointSaver[str]):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, the newest of its thread when it names none, or None."""
-        place = place_of(config)
-        return self._sync(lambda operations: operations.get_tuple(place))
+        ref = ref_of(config)
+        return self._sync(lambda operations: operations.get_tuple(ref))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, the newest of its thread when it names none, or None."""
-        place = place_of(config)
-        return await self._async(lambda operations: operations.get_tuple(place))
+        ref = ref_of(config)
+        return await self._async(lambda operations: operations.get_tuple(ref))
 
     def list(
         self,
@@ -316,15 +254,15 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return what DeltaChannels had above a checkpoint: the nearest stored value and the writes since."""
-        place = place_of(config)
-        return self._sync(lambda operations: operations.delta_history(place, channels))
+        ref = ref_of(config)
+        return self._sync(lambda operations: operations.delta_history(ref, channels))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return what DeltaChannels had above a checkpoint: the nearest stored value and the writes since."""
-        place = place_of(config)
-        return await self._async(lambda operations: operations.delta_history(place, channels))
+        ref = ref_of(config)
+        return await self._async(lambda operations: operations.delta_history(ref, channels))
 
     # Writing
 
@@ -339,8 +277,8 @@ class OutliveSaver(BaseCheckpointSaver[str]):
 
         When this returns, it survives a crash.
         """
-        place, work = self._putting(config, checkpoint, metadata, new_versions)
-        return self._in_turn(place.thread, work).config
+        ref, work = self._putting(config, checkpoint, metadata, new_versions)
+        return self._in_turn(ref.thread, work).config
 
     async def aput(
         self,
@@ -353,8 +291,8 @@ class OutliveSaver(BaseCheckpointSaver[str]):
 
         When this returns, it survives a crash.
         """
-        place, work = self._putting(config, checkpoint, metadata, new_versions)
-        return (await self._in_turn_async(place.thread, work)).config
+        ref, work = self._putting(config, checkpoint, metadata, new_versions)
+        return (await self._in_turn_async(ref.thread, work)).config
 
     def _putting(
         self,
@@ -362,14 +300,14 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> tuple[Place, Turning[Place]]:
-        place = place_of(config)
+    ) -> tuple[CheckpointRef, Turning[CheckpointRef]]:
+        ref = ref_of(config)
         whole = get_checkpoint_metadata(config, metadata)
-        is_stale_refused = self._refuse_stale and not _is_fork(config, place)
+        is_stale_refused = self._refuse_stale and not _is_fork(config, ref)
 
-        def work(operations: CheckpointOperations, turn: Turn) -> Coroutine[Any, Any, Place]:
+        def work(operations: CheckpointOperations, turn: Turn) -> Coroutine[Any, Any, CheckpointRef]:
             return operations.put(
-                place,
+                ref,
                 checkpoint,
                 whole,
                 new_versions,
@@ -378,7 +316,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
                 turn=turn,
             )
 
-        return place, work
+        return ref, work
 
     def put_writes(
         self,
@@ -388,8 +326,8 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         task_path: str = "",
     ) -> None:
         """Store what a task wrote, on a checkpoint that may not be stored yet."""
-        place = place_of(config)
-        self._in_turn(place.thread, self._writing(place, writes, task_id, task_path))
+        ref = ref_of(config)
+        self._in_turn(ref.thread, self._writing(config, ref, writes, task_id, task_path))
 
     async def aput_writes(
         self,
@@ -399,14 +337,20 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         task_path: str = "",
     ) -> None:
         """Store what a task wrote, on a checkpoint that may not be stored yet."""
-        place = place_of(config)
-        await self._in_turn_async(place.thread, self._writing(place, writes, task_id, task_path))
+        ref = ref_of(config)
+        await self._in_turn_async(ref.thread, self._writing(config, ref, writes, task_id, task_path))
 
     def _writing(
-        self, place: Place, writes: Sequence[tuple[str, Any]], task: str, path: str
+        self,
+        config: RunnableConfig,
+        ref: CheckpointRef,
+        writes: Sequence[tuple[str, Any]],
+        task: str,
+        path: str,
     ) -> Turning[None]:
+        is_followed = is_of_graph(config)
         return lambda operations, turn: operations.put_writes(
-            place, writes, task, path, fence=self._fence, turn=turn
+            ref, writes, task, path, fence=self._fence, turn=turn, is_followed=is_followed
         )
 
     # Deleting and copying
@@ -492,11 +436,11 @@ async def _finish(begun: Future[T]) -> T:
     return await asyncio.wrap_future(begun)
 
 
-def _is_fork(config: RunnableConfig, place: Place) -> bool:
+def _is_fork(config: RunnableConfig, ref: CheckpointRef) -> bool:
     """Tell whether an invocation continues from a checkpoint that its caller named, and not from the newest.
 
     LangGraph keeps the caller's checkpoint_id in the metadata of the config. A subgraph then
     continues from what it had at that time.
     """
     named = config.get("metadata", {}).get("checkpoint_id")
-    return named is not None and (place.namespace != "" or named == place.id)
+    return named is not None and (ref.namespace != "" or named == ref.id)

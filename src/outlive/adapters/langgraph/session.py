@@ -9,7 +9,7 @@ from typing import Any, Self
 from langgraph.checkpoint.base import CheckpointMetadata, CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_methods
 
-from outlive.adapters.langgraph.config import Place
+from outlive.adapters.langgraph.config import CheckpointRef
 from outlive.adapters.langgraph.state import metadata_of, unpack_state
 from outlive.adapters.langgraph.values.codec import ValueCodec
 from outlive.backend import CheckpointRecord, ReadResult, ThreadKey
@@ -53,9 +53,9 @@ class Session:
         self, key: ThreadKey, record: CheckpointRecord, state: Any, writes: Sequence[PendingWrite]
     ) -> CheckpointTuple:
         """Return a checkpoint as LangGraph sees it."""
-        parent = None if record.parent is None else Place(key.id, record.namespace, record.parent)
+        parent = None if record.parent is None else CheckpointRef(key.id, record.namespace, record.parent)
         return CheckpointTuple(
-            config=Place(key.id, record.namespace, record.id).config,
+            config=CheckpointRef(key.id, record.namespace, record.id).config,
             checkpoint=unpack_state(key.id, record.id, state).checkpoint(record.id),
             metadata=self.metadata(key, record),
             parent_config=None if parent is None else parent.config,

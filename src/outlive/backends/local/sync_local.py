@@ -3,13 +3,16 @@
 Such a backend is written once, as plain functions under one lock. `SyncLocal` calls them as they
 are, for `outlive.open`; `AsyncLocal` (`async_local.py`) calls them in one worker thread, a single hop
 per call, for `outlive.open_async`. Both gather commits that wait at the same moment into one group,
-so that they share one fsync; each still succeeds or fails on its own.
+so that they share one fsync; each still succeeds or fails on its own. In sync mode a commit may
+linger (`Commit.linger_s`): it waits in the queue until another thread commits, and commits alone only
+if none does.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +34,7 @@ class _Waiting:
     commit: Commit
     until: float  # by time.monotonic
     result: Receipt | OutliveError | None = None
+    done: threading.Lock | None = None  # held until there is a result, if the commit lingers
 
 
 class SyncLocal(LocalCalls):
@@ -54,10 +58,18 @@ class SyncLocal(LocalCalls):
         """Commit at once if nobody else is at it, else wait in the queue for the lock."""
         if self.local.lock._is_owned():
             return [reentered() for _ in commits]
-        if len(commits) == 1 and not self._queue:
+        if len(commits) == 1 and not self._queue and not commits[0].linger_s:
             try:
                 if self.local.lock.acquire(blocking=False):
-                    return [self._commit_now(commits[0])]
+                    if self._closed:
+                        return [StoreClosed()]
+                    (commit,) = commits
+                    if commit.on_queued is not None:  # later commits are ordered after this one
+                        commit.on_queued()
+                    results = self.local.commit_all(commits)
+                    if commit.entries:
+                        self._bell.ring(commits)
+                    return results
             except BaseException:
                 self._roll_back()
                 raise
@@ -70,17 +82,6 @@ class SyncLocal(LocalCalls):
                     pass  # it was not acquired
         return self._commit_queued(commits)
 
-    def _commit_now(self, commit: Commit) -> Receipt | OutliveError:
-        """Commit under the lock, which the caller holds."""
-        if self._closed:
-            return StoreClosed()
-        if commit.on_queued is not None:  # later commits are ordered after this one
-            commit.on_queued()
-        (result,) = self.local.commit_all([commit])
-        if commit.entries:
-            self._bell.ring([commit])
-        return result
-
     def _commit_queued(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Join the queue; the thread that gets the lock first commits for all that wait."""
         now = time.monotonic()
@@ -89,12 +90,18 @@ class SyncLocal(LocalCalls):
             for commit in commits
         ]
         timeout_s = shortest_timeout(commits)
+        lingers = own[0] if len(own) == 1 and commits[0].linger_s else None
+        if lingers is not None:
+            lingers.done = threading.Lock()
+            lingers.done.acquire()
         try:
             self._queue.extend(own)
             for commit in commits:
                 if commit.on_queued is not None:  # later commits are ordered after these
                     commit.on_queued()
-            if self._acquire(timeout_s):
+            if lingers is not None and self._is_taken_along(lingers, timeout_s):
+                pass  # another thread has committed it
+            elif self._acquire(timeout_s):
                 while self._queue and any(waiting.result is None for waiting in own):
                     self._commit_queue()
             else:
@@ -110,6 +117,14 @@ class SyncLocal(LocalCalls):
             except RuntimeError:
                 pass  # it was not acquired in time
         return [waiting.result or outcome_unknown(waiting.commit) for waiting in own]
+
+    def _is_taken_along(self, waiting: _Waiting, timeout_s: float | None) -> bool:
+        """Wait in the queue for a thread that commits, and tell whether it took this commit along."""
+        linger_s = waiting.commit.linger_s
+        if timeout_s is not None:
+            linger_s = min(linger_s, timeout_s / 2)
+        assert waiting.done is not None
+        return waiting.done.acquire(timeout=linger_s) and waiting.result is not None
 
     def _acquire(self, timeout_s: float | None) -> bool:
         me = object()
@@ -139,6 +154,8 @@ class SyncLocal(LocalCalls):
         if self._closed:
             for waiting in group:
                 waiting.result = StoreClosed()
+                if waiting.done is not None:
+                    waiting.done.release()
             return
         commits = [waiting.commit for waiting in group]
         results = self.local.commit_all(commits)
@@ -149,6 +166,8 @@ class SyncLocal(LocalCalls):
                 self._queue.append(waiting)  # it has more time than the least patient of its group
             else:
                 waiting.result = result
+                if waiting.done is not None:
+                    waiting.done.release()
 
     async def _call(
         self, wait_s: float | None, method: Callable[P, T], /, *args: P.args, **options: P.kwargs
@@ -178,6 +197,8 @@ class SyncLocal(LocalCalls):
 
     async def close(self) -> None:
         with self.local.lock:
+            if self._queue:  # commits that linger
+                self._commit_queue()
             self._closed = True
             self.local.close()
 

@@ -43,7 +43,8 @@ from outlive.backend import (
 )
 from outlive.backends.postgres.audit import audit_store, audit_thread
 from outlive.backends.postgres.connection import Connection, Parameter
-from outlive.backends.postgres.groups import MOST, Groups, Member
+from outlive.backends.postgres.groups import MOST, Groups, Member, sent_together
+from outlive.backends.postgres.leases import is_renewal, renewal_parameters, renewal_receipts
 from outlive.backends.postgres.pool import Pool
 from outlive.backends.postgres.reservation import PostgresReservation
 from outlive.backends.postgres.rows import (
@@ -67,6 +68,7 @@ from outlive.backends.postgres.rows import (
     to_writes,
 )
 from outlive.backends.postgres.save import (
+    are_put_together,
     check_acceptable,
     is_light,
     may_be_grouped,
@@ -99,6 +101,7 @@ from outlive.runtime.runtime import Deadline
 
 T = TypeVar("T")
 _PUT_S = 5.0  # the longest wait for the answer to a group; then each commit continues alone
+_RENEWED = 1000  # commits whose leases one statement renews
 _FIRST: Cursor = ((1 << 63) - 1, (1 << 63) - 1, "")  # before every record
 
 
@@ -113,7 +116,7 @@ class PostgresBackend:
         groups: Groups,
         *,
         schema: str,
-        place: str,
+        where: str,
         max_retries: int | None,
         timeout_s: float | None,
     ) -> None:
@@ -122,7 +125,7 @@ class PostgresBackend:
         self._timeout_s = timeout_s
         self._schema = quoted(schema)
         self._sql = statements(self._schema)
-        self._place = place
+        self._where = where
         self._max_retries = max_retries
         self._abandoned = AbandonedCommits()
 
@@ -138,7 +141,7 @@ class PostgresBackend:
     ) -> T:
         """Do work on a connection, and again on another one when the server was lost."""
         deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
-        attempts = Attempts(self._place, deadline, self._max_retries, self._pool.pause)
+        attempts = Attempts(self._where, deadline, self._max_retries, self._pool.pause)
         if may_be_done and commit is not None:  # an attempt with others got no answer
             attempts.sent, attempts.count = True, 1
             if self._max_retries == 0:
@@ -201,14 +204,53 @@ class PostgresBackend:
     # Committing
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        if len(commits) < 2 or not all(map(is_renewal, commits)):
+            return await self._commit_groups(commits)
+        receipts = await self._renew(commits)
+        left = [commit for commit, receipt in zip(commits, receipts, strict=True) if receipt is None]
+        results = iter(await self._commit_groups(left))
+        return [next(results) if receipt is None else receipt for receipt in receipts]
+
+    async def _renew(self, commits: Sequence[Commit]) -> list[Receipt | None]:
+        """Renew the leases of commits; None: an ordinary commit tells why it was not done."""
+        receipts: list[Receipt | None] = []
+        for start in range(0, len(commits), _RENEWED):
+            group = commits[start : start + _RENEWED]
+            try:
+                # Half of the time is left for those that were not renewed.
+                answer = await self._ask(
+                    self._sql.renew,
+                    *renewal_parameters(group),
+                    timeout_s=(shortest_timeout(group) or _PUT_S) / 2,
+                )
+            except StoreError:  # if they are renewed all the same, they are once more
+                answer = []
+            receipts += renewal_receipts(group, answer)
+        return receipts
+
+    async def _commit_groups(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         results: list[Receipt | OutliveError] = []
         for start in range(0, len(commits), MOST):
             group = commits[start : start + MOST]
-            if len(group) > 1 and all(map(may_be_grouped, group)):
+            if len(group) > 1 and are_put_together(group):
+                results += await self._put_together(group)
+            elif len(group) > 1 and all(map(may_be_grouped, group)):
                 results += await self._commit_together(group)
             else:
                 results += [await _result(self._commit(commit)) for commit in group]
         return results
+
+    async def _put_together(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Do commits that only have entries, such as the renewals of many leases, by one statement."""
+        deadline = Deadline(shortest_timeout(commits) or self._timeout_s)
+        members = sent_together(commits, time.monotonic() + deadline.remaining_s())
+        await self._put(sorted(members, key=lambda member: member.commit.thread.digest))
+        return [
+            put_receipt(member.commit, member.cells)
+            if member.cells is not None
+            else await self.commit_alone(member.commit, may_be_done=member.may_be_done)
+            for member in members
+        ]
 
     async def _commit_together(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Do many commits in one transaction.
@@ -217,14 +259,14 @@ class PostgresBackend:
         """
         timeout_s = shortest_timeout(commits)
         # Sorted by thread, so that two processes that do this at once do not deadlock.
-        order = sorted(range(len(commits)), key=lambda place: commits[place].thread.digest)
+        order = sorted(range(len(commits)), key=lambda index: commits[index].thread.digest)
 
         async def work(connection: Connection, attempt: Deadline) -> dict[int, Cells]:
             answers: dict[int, Cells] = {}
             async with connection.transaction(attempt):
-                for place in order:
-                    values = parameters(commits[place], b"", attempt)
-                    answers[place] = next(rows(await connection.query(self._sql.save, values, attempt)))
+                for index in order:
+                    values = parameters(commits[index], b"", attempt)
+                    answers[index] = next(rows(await connection.query(self._sql.save, values, attempt)))
             return answers
 
         deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
@@ -233,8 +275,8 @@ class PostgresBackend:
         except StoreError as error:
             return [outcome_unknown(commit, str(error)) for commit in commits]
         return [
-            await _result(self._receipt(commit, answers[place], deadline))
-            for place, commit in enumerate(commits)
+            await _result(self._receipt(commit, answers[index], deadline))
+            for index, commit in enumerate(commits)
         ]
 
     async def _commit(self, commit: Commit, *, is_alone: bool = False, may_be_done: bool = False) -> Receipt:
@@ -396,8 +438,8 @@ class PostgresBackend:
         timeout_s: float | None = None,
     ) -> ReadResult:
         at_hand = (text(known.id), b"".join(known.chunks)) if known is not None else (None, None)
-        place = space(namespace) if id is None else digest(namespace, id)
-        parameters: list[Parameter] = [thread.digest, place, *at_hand, flag(chunks)]
+        name = space(namespace) if id is None else digest(namespace, id)
+        parameters: list[Parameter] = [thread.digest, name, *at_hand, flag(chunks)]
         statement = self._sql.read_head_of if namespace else self._sql.read_head
         if id is not None:
             statement = self._sql.read_id
@@ -408,7 +450,7 @@ class PostgresBackend:
         reading = _reading(await self._ask(statement, *parameters, timeout_s=timeout_s), thread)
         record = reading.record
         if record is not None and (record.namespace != namespace or record.id != (id or record.id)):
-            raise Corrupt("its row is in the place of another", thread=thread.id, checkpoint=record.id)
+            raise Corrupt("its row stands where another belongs", thread=thread.id, checkpoint=record.id)
         return reading
 
     async def history(
@@ -478,10 +520,10 @@ class PostgresBackend:
             parameters.append(thread.digest)
         rows = await self._ask(statement, *parameters, timeout_s=timeout_s)
         entries = []
-        for problem, id, place, *cells in rows:
+        for problem, id, thread_digest, *cells in rows:
             if cells[0] is None:
                 continue
-            key = ThreadKey(tenant, to_text(id), place or b"")
+            key = ThreadKey(tenant, to_text(id), thread_digest or b"")
             entry = to_entry(cells, key)
             what = PROBLEMS.get(to_number(problem))
             if key.digest != ThreadKey.of(tenant, key.id).digest:
@@ -503,8 +545,8 @@ class PostgresBackend:
             statement = self._sql.newest_threads
             parameters = [digest(tenant), text(tenant), number(at), text(id), number(query.limit)]
         else:
-            statement, place = self._sql.threads, (digest(tenant), text(tenant))
-            parameters = [*place, *span(prefix, after), text(prefix), text(after), number(query.limit)]
+            statement, tenant_key = self._sql.threads, (digest(tenant), text(tenant))
+            parameters = [*tenant_key, *span(prefix, after), text(prefix), text(after), number(query.limit)]
         rows = await self._ask(statement, flag(query.heads), *parameters, timeout_s=timeout_s)
         return [_thread_row(cells, tenant, query.only) for cells in rows]
 
@@ -576,7 +618,7 @@ def _records(query: HistoryQuery, rows: list[list[bytes | None]]) -> list[Checkp
     for record in records:
         if namespace is not None and record.namespace != namespace:
             raise Corrupt("its row is in another namespace", thread=thread.id, checkpoint=record.id)
-    records.sort(key=lambda record: record.order, reverse=True)  # those of one place by their ids
+    records.sort(key=lambda record: record.order, reverse=True)  # those of one position by their ids
     return records
 
 

@@ -26,12 +26,13 @@ create function {schema}.write_row_checksum_1(
     select {schema}.row_checksum_1(p_digest || p_checksum, p_epoch || ' ' || p_fence || ' ' || p_revision)
 $outlive$;
 
+-- XOR `until`, which the sums of a thread leave out: a renewed lease changes no other row.
 create function {schema}.entry_row_checksum_1(p_digest bytea, e {schema}.entry) returns bigint language sql stable as $outlive$
     select {schema}.row_checksum_1(
         p_digest || e.name || e.tenant_digest || e.checksum,
-        e.epoch || ' ' || e.fence || ' ' || e.revision || ' ' || e.until
+        e.epoch || ' ' || e.fence || ' ' || e.revision
             || E'\n' || e.clock || E'\n' || e.status || E'\n' || e.kind || E'\n' || e.key
-    )
+    ) # e.until
 $outlive$;
 
 create function {schema}.thread_row_checksum_1(t {schema}.thread) returns bigint language sql stable as $outlive$
@@ -95,7 +96,7 @@ declare
     s {schema}.settled;
 begin
     select x.* into e from {schema}.entry x where x.thread = p_thread and x.name = decode(v->>'name', 'hex');
-    s.delta := coalesce(e.row_checksum, 0);
+    s.delta := coalesce(e.row_checksum # e.until, 0);
     if p_body is null then
         e.status := coalesce(nullif(v->>'status', ''), e.status, '');
         e.checksum := case when e.body is null then decode(v->>'checksum', 'hex') else e.checksum end;
@@ -133,7 +134,7 @@ begin
         return s;
     end if;
     e.row_checksum := {schema}.entry_row_checksum_1(p_digest, e);
-    s.delta := s.delta # e.row_checksum;
+    s.delta := s.delta # e.row_checksum # e.until;
     insert into {schema}.entry select e.*
         on conflict (thread, name) do update set
             tenant_digest = excluded.tenant_digest, kind = excluded.kind, key = excluded.key,
@@ -340,6 +341,10 @@ begin
         end if;
         for i in 1 .. coalesce(jsonb_array_length(p_entries), 0) loop
             x := p_entries->(i - 1);
+            if (x->>'expect_lapsed')::boolean then  -- a renewal locks no thread: wait for it
+                perform 1 from {schema}.entry y
+                    where y.thread = t.key and y.name = decode(x->>'name', 'hex') for update;
+            end if;
             select y.* into e from {schema}.entry y
                 where y.thread = t.key and y.name = decode(x->>'name', 'hex');
             if {schema}.is_held_1(e, x, p_entry_bodies[i], v_now) then
@@ -513,6 +518,16 @@ begin
         select array_agg(m.key), array_agg(m.digest) into v_keys, v_made from made m;
     end if;
     perform pg_notify({schema}.channel_1(w), '') from unnest(p_wakes) w;
+    if true = any(p_expect_lapsed) then  -- a renewal locks no thread: wait for it
+        perform 1 from unnest(p_commits, p_names, p_expect_lapsed) u(number, name, expect_lapsed)
+            cross join lateral (
+                select y.key from {schema}.thread y where y.digest = p_digests[u.number] limit 1
+            ) t
+            cross join lateral (
+                select 1 from {schema}.entry y where y.thread = t.key and y.name = u.name limit 1 for update
+            ) e
+            where u.expect_lapsed;
+    end if;
     -- 3. Check what each commit expects, and store those that may be done. The thread's row vouches
     --    for all others by its sums and its row_checksum.
     return query
@@ -541,7 +556,7 @@ begin
     ),
     x as materialized (
         select u.*, t.key as thread, t.revision as commit_revision, t.digest, t.tenant_digest,
-            e.row_checksum as old_row_checksum, e.status as old_status, e.checksum as old_checksum, e.body as old_body,
+            e.row_checksum # e.until as old_sum, e.status as old_status, e.checksum as old_checksum, e.body as old_body,
             e.thread is not null
                 and (u.gone or (e.status, e.body, e.epoch, e.fence, e.revision)
                     is distinct from (u.status, u.body, u.epoch, u.fence, u.revision))
@@ -566,7 +581,7 @@ begin
     held as materialized (select distinct x.number from x where x.is_held),
     r as materialized (
         select x.number, x.place, x.thread, x.digest, x.tenant_digest, x.name, x.kind, x.key, x.epoch, x.revision, x.gone,
-            x.body is null as is_kept, coalesce(x.old_row_checksum, 0) as old_row_checksum,
+            x.body is null as is_kept, coalesce(x.old_sum, 0) as old_sum,
             case when x.fence = -1 then x.commit_revision else x.fence end as fence,
             case when x.body is null then coalesce(nullif(x.status, ''), x.old_status, '') else x.status end as status,
             case when x.body is null then coalesce(x.old_checksum, x.checksum) else x.checksum end as checksum,
@@ -578,9 +593,9 @@ begin
     s as materialized (
         select r.*, case when r.gone then 0 else {schema}.row_checksum_1(
             r.digest || r.name || r.tenant_digest || r.checksum,
-            r.epoch || ' ' || r.fence || ' ' || r.revision || ' ' || r.until
+            r.epoch || ' ' || r.fence || ' ' || r.revision
                 || E'\n' || r.clock || E'\n' || r.status || E'\n' || r.kind || E'\n' || r.key
-        ) end as row_checksum
+        ) end as new_sum
         from r
     ),
     removed as (
@@ -589,7 +604,7 @@ begin
     put as (
         insert into {schema}.entry
             select s.thread, s.name, s.tenant_digest, s.kind, s.key, s.status, s.epoch, s.fence, s.revision, s.until,
-                s.clock, s.checksum, s.row_checksum, s.body
+                s.clock, s.checksum, s.new_sum # s.until, s.body
             from s where not s.gone
             on conflict (thread, name) do update set
                 tenant_digest = excluded.tenant_digest, kind = excluded.kind, key = excluded.key,
@@ -599,8 +614,8 @@ begin
     ),
     d as materialized (
         select s.number,
-            {schema}.xor_1(case when get_byte(s.name, 0) = 0 then s.old_row_checksum # s.row_checksum else 0 end) as runs,
-            {schema}.xor_1(case when get_byte(s.name, 0) = 1 then s.old_row_checksum # s.row_checksum else 0 end) as steps,
+            {schema}.xor_1(case when get_byte(s.name, 0) = 0 then s.old_sum # s.new_sum else 0 end) as runs,
+            {schema}.xor_1(case when get_byte(s.name, 0) = 1 then s.old_sum # s.new_sum else 0 end) as steps,
             array_agg(s.status order by s.place) filter (where s.is_kept) as kept_statuses,
             array_agg(s.body order by s.place) filter (where s.is_kept) as kept_bodies
         from s group by s.number
@@ -745,7 +760,7 @@ create function {schema}.portion_1(
     select 1, '', count(*), 0, coalesce(sum(octet_length(k.data)), 0)
         from {schema}.chunk k where k.thread = p_thread and k.name = any(p_chunks)
     union all
-    select 2 + get_byte(e.name, 0), '', count(*), {schema}.xor_1(e.row_checksum), 0
+    select 2 + get_byte(e.name, 0), '', count(*), {schema}.xor_1(e.row_checksum # e.until), 0
         from {schema}.entry e where e.thread = p_thread and e.name = any(p_entries) group by get_byte(e.name, 0)
     union all
     select 4, '', count(*), 0, 0

@@ -19,7 +19,7 @@ from outlive.backends.postgres.rows import Cells
 from outlive.runtime.fork import reset_in_child
 
 _TURN_S = 0.5  # the longest wait for the call before
-_GATHER_S = 0.001  # that a call waits while others arrive, if those before had several commits
+_GATHER_S = 0.002  # that a call waits while others arrive, if those before had several commits
 _ENOUGH = 32  # commits that do not wait for more
 MOST = 250  # commits in one call
 _QUEUED, _LEADS, _SENT, _SETTLED = range(4)  # _LEADS: queued, and about to send
@@ -47,6 +47,14 @@ class Member:
     def settle(self, cells: Cells | None) -> None:
         """Note the answer; None: it was not done."""
         self.cells, self.state = cells, _SETTLED
+
+
+def sent_together(commits: Sequence[Commit], until: float) -> list[Member]:
+    """Return commits of as many threads as members of one group, in their order, for a caller that sends them."""
+    members = [Member(commit, b"", until) for commit in commits]
+    for member in members:
+        member.state = _SENT
+    return members
 
 
 Send = Callable[[Sequence[Member]], Awaitable[None]]  # settles those whose outcome it knows
@@ -167,9 +175,9 @@ class BlockingGroups(Groups):
             self._is_sending = False
 
     def _gather(self) -> None:
-        """Wait while others arrive, if there were several lately."""
+        """Wait while others arrive, if there were more lately."""
         before = 0
-        while self._usual > 1 and before < len(self._queue) < _ENOUGH:
+        while before < len(self._queue) < min(_ENOUGH, self._usual):
             before = len(self._queue)
             time.sleep(_GATHER_S)
 
@@ -202,7 +210,7 @@ class SuspendingGroups(Groups):
         group: Sequence[Member] = ()
         try:
             while self._queue:
-                await asyncio.sleep(_GATHER_S if self._usual > 1 else 0)
+                await asyncio.sleep(_GATHER_S if len(self._queue) < self._usual else 0)
                 group = self._next()
                 if group:  # else the callers were cancelled
                     await send(group)

@@ -16,7 +16,7 @@ from outlive.backend import Commit, EntryQuery, EntryRecord, Receipt, ThreadKey,
 from outlive.backends.postgres.connection import IDLE_MS, Connection, Parameter
 from outlive.backends.postgres.pool import Pool
 from outlive.backends.postgres.rows import digest, number, rows, span, text, to_entry, to_text
-from outlive.backends.postgres.save import is_light, put_parameters, put_receipt
+from outlive.backends.postgres.save import are_put_together, put_parameters, put_receipt
 from outlive.backends.postgres.statements import Statements
 from outlive.backends.server.attempts import AttemptFailed
 from outlive.errors import DamagedEntry, OutliveError, StoreError
@@ -75,8 +75,7 @@ class PostgresReservation:
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         order = sorted(range(len(commits)), key=lambda place: commits[place].thread.digest)
-        threads = {commit.thread.digest for commit in commits}
-        if self._connection is None or len(threads) < len(commits) or not all(map(is_light, commits)):
+        if self._connection is None or not are_put_together(commits):
             await self.release()
             return await self._backend.commit_all(commits)
         results: list[Receipt | OutliveError | None] = [None] * len(commits)

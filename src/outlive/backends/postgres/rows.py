@@ -156,10 +156,11 @@ def write_row_checksum(thread: bytes, write: WriteRecord, checksum: bytes) -> in
 
 def entry_row_checksum(thread: ThreadKey, entry: EntryRecord, checksum: bytes) -> int:
     names = "\n".join(map(escape, (entry.clock, entry.status, entry.kind, entry.key)))
-    return _row_checksum(
+    lasting = _row_checksum(
         thread.digest + entry_name(entry.kind, entry.key) + digest(thread.tenant) + checksum,
-        f"{entry.epoch} {entry.fence} {entry.revision} {entry.until}\n{names}",
+        f"{entry.epoch} {entry.fence} {entry.revision}\n{names}",
     )
+    return lasting ^ entry.until
 
 
 def _row_checksum(covered: bytes, text: str) -> int:

@@ -83,6 +83,12 @@ def is_light(commit: Commit) -> bool:
     return commit.generation is None and commit.expect_head is None and len(names) == len(commit.entries)
 
 
+def are_put_together(commits: Sequence[Commit]) -> bool:
+    """Tell whether one call of put_1 can do commits: small entries alone, and of each thread one commit."""
+    threads = {commit.thread.digest for commit in commits}
+    return len(threads) == len(commits) and all(map(is_light, commits))
+
+
 def check_acceptable(commit: Commit) -> None:
     """Refuse a commit that no server would take."""
     check_kinds(commit.entries)

@@ -10,10 +10,10 @@ from outlive.backends.postgres.rows import CHECKPOINT, ENTRY, MANY, THREAD, WRIT
 
 VERSION = 1  # of the tables and functions
 
-_ARGUMENTS = ", ".join(f"${place}" for place in range(1, 43))  # of save_1
-_ARGUMENTS_OF_PUT = ", ".join(f"${place}" for place in range(1, 33))
-# The newest record of a namespace: its place by the index alone, whatever the planner knows of the
-# table; then, of records that have the same place because stores were merged, the one with the
+_ARGUMENTS = ", ".join(f"${index}" for index in range(1, 43))  # of save_1
+_ARGUMENTS_OF_PUT = ", ".join(f"${index}" for index in range(1, 33))
+# The newest record of a namespace: its position by the index alone, whatever the planner knows of the
+# table; then, of records that have the same position because stores were merged, the one with the
 # greatest id.
 _NEWEST = """
         select x.* from {schema}.checkpoint x
@@ -38,7 +38,7 @@ PROBLEMS = {
     FEW_WRITES: "it does not have all the pending writes that were stored",
     OTHER_KEY: "its row has another key than the list of all threads",
 }
-_LAST = (1 << 63) - 1  # the place before the first page of a history
+_LAST = (1 << 63) - 1  # the position before the first page of a history
 _IS_GONE = (
     f"case when exists (select 1 from {{schema}}.roster r where r.digest = {{digest}}) then {GONE} else 0 end"
 )
@@ -127,25 +127,25 @@ _STATES = (
     _PAGE
     + f""",
 p as materialized (
-    select c.name, row_number() over (order by c.epoch desc, c.seq desc, c.id desc) as place from c
+    select c.name, row_number() over (order by c.epoch desc, c.seq desc, c.id desc) as position from c
 ),
 n as materialized (
-    select substr(c.chunks, i, 16) as name, min(p.place) as place
-    from c join p on p.name = c.name and p.place <= $6::bigint
+    select substr(c.chunks, i, 16) as name, min(p.position) as position
+    from c join p on p.name = c.name and p.position <= $6::bigint
     cross join generate_series(1, octet_length(c.chunks), 16) i group by 1
 ),
 s as materialized (
-    select p.name, p.place, sum(sum(coalesce(octet_length(k.data), 0))) over (order by p.place) as bytes
-    from p cross join t left join n on n.place = p.place
+    select p.name, p.position, sum(sum(coalesce(octet_length(k.data), 0))) over (order by p.position) as bytes
+    from p cross join t left join n on n.position = p.position
     left join {{schema}}.chunk k on k.thread = t.key and k.name = n.name
-    where p.place <= $6::bigint group by p.name, p.place
+    where p.position <= $6::bigint group by p.name, p.position
 ),
-f as materialized (select s.name, s.place from s where s.place = 1 or s.bytes <= $7::bigint)
+f as materialized (select s.name, s.position from s where s.position = 1 or s.bytes <= $7::bigint)
 select {_PAGE_CHECK}, t.generation, (select count(*) from s), null::bytea, null::bytea, {CHECKPOINT}
 from (select 1) q left join t on true left join (f join c on c.name = f.name) on true
 union all
 select 0::bigint, null::bigint, null::bigint, k.name, k.data, {CHECKPOINT}
-from t join f on true join n on n.place = f.place
+from t join f on true join n on n.position = f.position
 join {{schema}}.chunk k on k.thread = t.key and k.name = n.name
 left join c on false
 """
@@ -204,7 +204,7 @@ gone as materialized (
 )
 """
 
-# A page of threads by time, newest first: $4 and $5 are the place of the last one before. The ties
+# A page of threads by time, newest first: $4 and $5 are the position of the last one before. The ties
 # of the last second are read too, and sorted.
 _NEWEST_PAGE = """
 with page as materialized (
@@ -226,7 +226,7 @@ from {{schema}}.thread t where {LISTED} and t.tenant_digest = $1::bytea and t.te
 # with what their thread's row says.
 _IS_MANY = "$3::text in ({})".format(", ".join(f"'{kind}'" for kind in MANY))
 _ENTRY_SUM = f"""
-select {{schema}}.xor_1(e.row_checksum) as sum, bool_or({{schema}}.entry_row_checksum_1(t.digest, e) <> e.row_checksum) as is_damaged
+select {{schema}}.xor_1(e.row_checksum # e.until) as sum, bool_or({{schema}}.entry_row_checksum_1(t.digest, e) <> e.row_checksum) as is_damaged
 from {{schema}}.entry e where e.thread = t.key
     and e.name >= case when {_IS_MANY} then '\\x01'::bytea else '' end
     and e.name < case when {_IS_MANY} then '\\x02'::bytea else '\\x01' end
@@ -285,7 +285,8 @@ order by left(e.key, 400) collate "C", e.key
 
 # The next entries of a kind that nobody has locked, among the first ones of the queue. Of each thread
 # the first alone: the ones after it must not be claimed while another worker has it. The commit that
-# claims one checks its thread, so its thread's sums are not compared here.
+# claims one checks its thread, so its thread's sums are not compared here. Only as many rows as are
+# wanted are read and locked: hence the order inside, and no other join.
 _RESERVED_AMONG = 200
 _RESERVE = f"""
 with front as materialized (
@@ -295,11 +296,45 @@ with front as materialized (
         and starts_with(e.key, $5::text) and ($6::text is null or e.key > $6::text)
     order by left(e.key, 400) collate "C" limit {_RESERVED_AMONG}
 ),
-firsts as materialized (select distinct on (f.thread) f.thread, f.name from front f order by f.thread, f.key)
+firsts as materialized (
+    select f.thread, f.name from (select distinct on (f.thread) f.* from front f order by f.thread, f.key) f
+    order by f.key
+)
 select t.id, t.digest, {ENTRY} from firsts f
-join {{schema}}.entry e on e.thread = f.thread and e.name = f.name
-join {{schema}}.thread t on t.key = e.thread
-order by left(e.key, 400) collate "C" limit $7::bigint for update of e skip locked
+cross join lateral (
+    select x.* from {{schema}}.entry x where x.thread = f.thread and x.name = f.name limit 1 for update skip locked
+) e
+cross join lateral (select y.id, y.digest from {{schema}}.thread y where y.key = f.thread limit 1) t
+limit $7::bigint
+"""
+
+# Renew leases that are as the commit expects. Of a commit whose leases were not all found, none is
+# renewed. The laterals are limited: all locks of places have one name, and a planner without
+# statistics would join by that.
+_RENEW = """
+with lease as materialized (
+    select * from unnest(
+        $1::bytea[], $2::bytea[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[]
+    ) with ordinality x(digest, name, epoch, fence, revision, lease_us, commit, leases, position)
+),
+locked as materialized (
+    select x.commit, x.leases, x.position, t.generation, t.revision, e.row,
+        {schema}.now_us() + x.lease_us as renewed_until
+    from lease x
+    cross join lateral (
+        select y.key, y.generation, y.revision from {schema}.thread y where y.digest = x.digest limit 1
+    ) t
+    cross join lateral (
+        select y.ctid as row from {schema}.entry y
+        where y.thread = t.key and y.name = x.name and y.epoch = x.epoch and y.fence = x.fence
+            and y.revision = x.revision and y.status = 'running' and y.clock = 'postgresql'
+        limit 1 for update skip locked
+    ) e
+),
+whole as materialized (select l.*, count(*) over (partition by l.commit) as found from locked l)
+update {schema}.entry e set until = w.renewed_until, row_checksum = e.row_checksum # e.until # w.renewed_until
+from whole w where e.ctid = w.row and w.found = w.leases
+returning w.position, w.generation, w.revision, e.until, e.body
 """
 
 _WRITES = f"""
@@ -317,8 +352,8 @@ select t.checkpoints, t.checkpoint_sum, t.root_checkpoints, t.root_head, t.write
     (select x.row_checksum from {schema}.checkpoint x where x.thread = t.key and x.space = ''
         order by x.epoch desc, x.seq desc, x.id desc limit 1),
     (select count(*) from {schema}.write w where w.thread = t.key and w.checksum <> ''),
-    (select {schema}.xor_1(e.row_checksum) from {schema}.entry e where e.thread = t.key and e.name < '\\x01'::bytea),
-    (select {schema}.xor_1(e.row_checksum) from {schema}.entry e where e.thread = t.key and e.name >= '\\x01'::bytea),
+    (select {schema}.xor_1(e.row_checksum # e.until) from {schema}.entry e where e.thread = t.key and e.name < '\\x01'::bytea),
+    (select {schema}.xor_1(e.row_checksum # e.until) from {schema}.entry e where e.thread = t.key and e.name >= '\\x01'::bytea),
     c.bytes + (select coalesce(sum(octet_length(k.data)), 0) from {schema}.chunk k where k.thread = t.key)::bigint,
     {schema}.thread_row_checksum_1(t) = t.row_checksum,
     r.digest is not null and r.key = t.key and r.tenant_digest = t.tenant_digest and r.tenant = t.tenant and r.id = t.id,
@@ -369,6 +404,7 @@ class Statements:
 
     save: str
     put: str
+    renew: str
     reserve: str
     share: str
     read_head: str
@@ -421,6 +457,7 @@ def statements(schema: str) -> Statements:
     return Statements(
         save=f"select * from {schema}.save_1({_ARGUMENTS})",
         put=f"select * from {schema}.put_1({_ARGUMENTS_OF_PUT})",
+        renew=of(_RENEW),
         reserve=of(_RESERVE),
         share=f"select {schema}.share_1($1, $2, $3, $4, $5, $6, $7, $8)",
         read_head=read(newest("$2::bytea"), NO_HEAD, "c.row_checksum is distinct from t.root_head"),

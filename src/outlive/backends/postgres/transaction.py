@@ -161,6 +161,11 @@ class Transaction:
             seen.pairs.add(write.checkpoint_key)
 
     async def _look_beside(self, wanted: Wanted, seen: Snapshot) -> None:
+        if lapsed := [(entry.kind, entry.key) for entry in self._commit.entries if entry.expect_lapsed]:
+            await self._query(  # a renewal locks no thread: wait for it
+                "select revision from {schema}.entry where thread = $1 and name = any($2::bytea[]) for update",
+                self._key, _names(lapsed),
+            )  # fmt: skip
         if wanted.entries:
             answer = await self._query(
                 f"select {ENTRY} from {{schema}}.entry e where e.thread = $1 and e.name = any($2::bytea[])",

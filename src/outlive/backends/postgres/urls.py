@@ -59,7 +59,7 @@ def parse_url(url: str, options: dict[str, Any]) -> BackendFactory:
 
     def backend(pool: Pool, groups: Groups, timeout_s: float | None) -> Backend:
         return PostgresBackend(
-            pool, groups, schema=schema, place=printable_url, max_retries=max_retries, timeout_s=timeout_s
+            pool, groups, schema=schema, where=printable_url, max_retries=max_retries, timeout_s=timeout_s
         )
 
     def sync(timeout_s: float | None) -> Backend:

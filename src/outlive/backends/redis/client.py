@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +36,25 @@ class Call:
         return Call(self.slot, ("EVAL", self.script.text, *self.command[2:]), None, self.tail)
 
 
+class _HidingSecrets:
+    """Keeps passwords out of error messages."""
+
+    def __init__(self, secrets: tuple[str, ...]) -> None:
+        self._secrets = secrets
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, AttemptFailed):
+            error.reason = hide_secrets(error.reason, self._secrets)
+            error.args = (error.reason,)
+        elif isinstance(error, OutliveError):
+            error.args = tuple(
+                hide_secrets(arg, self._secrets) if isinstance(arg, str) else arg for arg in error.args
+            )
+
+
 class Client:
     """Sends calls to the nodes that have their keys.
 
@@ -48,13 +66,26 @@ class Client:
         self.nodes = nodes
         # How often a server was lost: it may have come back without its last commits.
         self.losses = 0
-        self._secrets = secrets
+        self._hiding_secrets = _HidingSecrets(secrets)
 
     async def send(self, call: Call, deadline: Deadline) -> Reply:
         """Return the reply of a call; with a tail, the replies of both."""
-        with self._hiding_secrets():
+        with self._hiding_secrets:
             pool = await self.nodes.pool(call.slot, deadline)
             (reply,) = await self._exchange(pool, [call], deadline)
+            return await self._settle(call, reply, pool, deadline)
+
+    async def send_together(self, call: Call, deadline: Deadline) -> Reply:
+        """Return the reply of a call, which may share its exchange with others of the same moment."""
+        if call.tail is not None or not self.io_mode.gathers:
+            return await self.send(call, deadline)
+        with self._hiding_secrets:
+            pool = await self.nodes.pool(call.slot, deadline)
+            try:
+                reply = await pool.call_together(call.command, deadline)
+            except AttemptFailed as failed:
+                self._note_loss(failed, pool)
+                raise
             return await self._settle(call, reply, pool, deadline)
 
     async def send_all(self, calls: Sequence[Call], deadline: Deadline) -> list[Reply]:
@@ -67,7 +98,7 @@ class Client:
             for number, reply in zip(numbers, group, strict=True):
                 replies[number] = await self._settle(calls[number], reply, pool, deadline)
 
-        with self._hiding_secrets():
+        with self._hiding_secrets:
             for number, call in enumerate(calls):
                 pool = await self.nodes.pool(call.slot, deadline)
                 groups.setdefault(pool, []).append(number)
@@ -76,14 +107,14 @@ class Client:
 
     async def send_to_each_node(self, command: Command, deadline: Deadline) -> list[Reply]:
         """Return the reply of every node to a command; an error is a reply."""
-        with self._hiding_secrets():
+        with self._hiding_secrets:
             pools = await self.nodes.pools(deadline)
             return [(await pool.call([command], deadline))[0] for pool in pools]
 
     async def scan(self, pattern: str, deadline: Deadline) -> list[bytes]:
         """Return all keys of all nodes that match a pattern."""
         keys: list[bytes] = []
-        with self._hiding_secrets():
+        with self._hiding_secrets:
             for pool in await self.nodes.pools(deadline):
                 cursor = b"0"
                 while True:
@@ -98,7 +129,7 @@ class Client:
 
     async def warm(self, count: int, deadline: Deadline) -> None:
         """Open connections to every node in advance."""
-        with self._hiding_secrets():
+        with self._hiding_secrets:
             for pool in await self.nodes.pools(deadline):
                 await pool.warm(count, deadline)
 
@@ -107,9 +138,7 @@ class Client:
         try:
             replies = iter(await pool.call(commands, deadline))
         except AttemptFailed as failed:
-            if not failed.busy:
-                self.losses += 1
-                self.nodes.distrust(pool)
+            self._note_loss(failed, pool)
             raise
         return [next(replies) if call.tail is None else (next(replies), next(replies)) for call in calls]
 
@@ -145,20 +174,10 @@ class Client:
             self.nodes.distrust(pool)
         return failure
 
-    @contextlib.contextmanager
-    def _hiding_secrets(self) -> Iterator[None]:
-        """Keep passwords out of error messages."""
-        try:
-            yield
-        except AttemptFailed as failed:
-            failed.reason = hide_secrets(failed.reason, self._secrets)
-            failed.args = (failed.reason,)
-            raise
-        except OutliveError as error:
-            error.args = tuple(
-                hide_secrets(arg, self._secrets) if isinstance(arg, str) else arg for arg in error.args
-            )
-            raise
+    def _note_loss(self, failed: AttemptFailed, pool: Pool) -> None:
+        if not failed.busy:
+            self.losses += 1
+            self.nodes.distrust(pool)
 
     def close(self) -> None:
         self.nodes.close()

@@ -253,7 +253,7 @@ class Commits:
         async def work(attempt: Deadline) -> Any:
             await self._identity.check_same(attempt)
             if not wanted:
-                return await client.send(call, attempt)
+                return await client.send_together(call, attempt)
             wait_ms = max(1, int(min(attempt.remaining_s(), _MAX_WAIT_S) * 700))
             with_wait = Call(call.slot, call.command, call.script, ("WAIT", wanted, wait_ms))
             return self._check_replicas(commit, *await client.send(with_wait, attempt))

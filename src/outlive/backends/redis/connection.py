@@ -78,6 +78,7 @@ T = TypeVar("T")
 Address = tuple[str, int]
 Command = tuple[Any, ...]
 Reply = Any  # bytes, int, list, None, or an ErrorReply
+Answer = Callable[[Reply], object]
 _SEND_BYTES, _RECEIVE_BYTES = 1 << 18, 1 << 16
 _INCOMPLETE = object()
 # Probes on an idle connection, so that no router forgets it. Platforms have some of these.
@@ -138,12 +139,20 @@ class Connection:
 
     async def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         """Send commands and return their replies, errors among them."""
+        replies: list[Reply] = []
+        data = b"".join(map(hiredis.pack_command, commands))
+        await self.exchange(data, [replies.append] * len(commands), deadline)
+        return replies
+
+    async def exchange(self, data: bytes, answers: Sequence[Answer], deadline: Deadline) -> None:
+        """Send packed commands, and hand the reply of each over as soon as it is there."""
         with self._closing_on_failure(sent=True):
-            replies = await self._exchange(commands, deadline)
-            for reply in replies:
+            await self._send(data, deadline)
+            for answer in answers:
+                reply = await self._next_reply(deadline)
                 if isinstance(reply, ErrorReply) and reply.is_refused_connection:
                     raise refusal(reply)
-            return replies
+                answer(reply)
 
     async def next_message(self, deadline: Deadline) -> Reply:
         """Return what the server sends by itself to a subscriber; None when the time is over."""
@@ -214,20 +223,18 @@ class Connection:
             commands.append(("CLIENT", "SETNAME", settings.client_name))
         if settings.db:
             commands.append(("SELECT", settings.db))
-        for reply in await self._exchange(commands, deadline):
+        await self._send(b"".join(map(hiredis.pack_command, commands)), deadline)
+        for _ in commands:
+            reply = await self._next_reply(deadline)
             if isinstance(reply, ErrorReply):
                 raise refusal(reply)
 
     # Sending and receiving
 
-    async def _exchange(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
-        await self._send(b"".join(map(hiredis.pack_command, commands)), deadline)
-        replies = []
-        for _ in commands:
-            while (reply := self._reader.gets()) is _INCOMPLETE:
-                await self._receive(deadline)
-            replies.append(reply)
-        return replies
+    async def _next_reply(self, deadline: Deadline) -> Reply:
+        while (reply := self._reader.gets()) is _INCOMPLETE:
+            await self._receive(deadline)
+        return reply
 
     async def _send(self, data: bytes, deadline: Deadline) -> None:
         """Send piece by piece: a slow connection that makes progress is not given up."""

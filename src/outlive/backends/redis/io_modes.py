@@ -18,6 +18,7 @@ T = TypeVar("T")
 class Sync:
     """The sync mode: everything blocks, nothing suspends."""
 
+    gathers = False  # calls of the same moment are sent together
     wait = staticmethod(wait_blocking)
 
     def owner(self) -> object:
@@ -66,6 +67,7 @@ class _ThreadLimiter:
 class Async:
     """The async mode: everything awaits in the running event loop."""
 
+    gathers = True
     wait = staticmethod(wait_suspended)
 
     def owner(self) -> object:

@@ -14,6 +14,7 @@ from outlive.backend import (
     Receipt,
     ThreadKey,
     WriteRecord,
+    escape,
     stamped,
 )
 from outlive.backend.clock import Clock
@@ -89,8 +90,8 @@ def commit_args(
         [_offered(thread, entry, trailing) for entry in commit.entries],
         [_written(thread, write, trailing) for write in commit.writes],
         ttl_ms,
-        to_bytes(thread.tenant),
-        to_bytes(thread.id),
+        escape(thread.tenant),
+        escape(thread.id),
         touch,
         len(commit.chunks),
         bool(naming_key),
@@ -161,10 +162,10 @@ def _expected_head(commit: Commit) -> tuple[bytes, bytes | bool] | None:
 
 
 def _draft(draft: CheckpointRecord) -> tuple[Any, ...]:
-    parent = False if draft.follows or draft.parent is None else to_bytes(draft.parent)
+    parent = False if draft.follows or draft.parent is None else escape(draft.parent)
     return (
-        to_bytes(draft.namespace),
-        to_bytes(draft.id),
+        escape(draft.namespace),
+        escape(draft.id),
         draft.follows,
         parent,
         draft.created_at,

@@ -8,8 +8,9 @@ named.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from outlive.backends.redis.connection import (
     Address,
@@ -19,10 +20,12 @@ from outlive.backends.redis.connection import (
     ErrorReply,
     Reply,
 )
+from outlive.backends.redis.exchanges import Exchanges, Member
 from outlive.backends.redis.io_modes import IOMode, Limiter
 from outlive.backends.server.attempts import AttemptFailed, Deadline
 from outlive.errors import StoreUnavailable
 
+T = TypeVar("T")
 _ASK_S = 5.0  # for one Sentinel or node to say what it knows
 
 
@@ -31,6 +34,7 @@ class _Idle:
     """The idle connections of one process and event loop."""
 
     limiter: Limiter
+    exchanges: Exchanges
     connections: list[Connection] = field(default_factory=list)
 
     def pop(self) -> Connection | None:
@@ -55,6 +59,23 @@ class Pool:
 
     async def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         """Send commands over one connection and return their replies, errors among them."""
+        return await self._use(lambda connection: connection.call(commands, deadline), deadline)
+
+    async def call_together(self, command: Command, deadline: Deadline) -> Reply:
+        """Send a command, with others of this turn of the event loop if there are any."""
+        exchanges = self._own().exchanges
+        if exchanges.is_idle():
+            with exchanges.alone():
+                return (await self.call([command], deadline))[0]
+        return await exchanges.call(command, deadline)
+
+    async def _send_group(self, group: Sequence[Member], deadline: Deadline) -> None:
+        data = b"".join([member.data for member in group])
+        answers = [member.answer for member in group]
+        await self._use(lambda connection: connection.exchange(data, answers, deadline), deadline)
+
+    async def _use(self, work: Callable[[Connection], Awaitable[T]], deadline: Deadline) -> T:
+        """Do something with a connection of the pool, as soon as one is free."""
         idle = self._own()
         if not await idle.limiter.enter(deadline):
             reason = f"all {self._settings.pool_size} connections were in use; raise pool_size"
@@ -62,12 +83,12 @@ class Pool:
         try:
             connection = idle.pop() or await Connection.open(self._settings, self._io_mode, deadline)
             try:
-                replies = await connection.call(commands, deadline)
+                result = await work(connection)
             except AttemptFailed:
                 idle.close_all()  # the others most likely broke at the same moment
                 raise
             idle.connections.append(connection)
-            return replies
+            return result
         finally:
             idle.limiter.leave()
 
@@ -86,7 +107,9 @@ class Pool:
         idle = self._idle.get(owner)
         if idle is None:
             self._close(lambda other: other != owner and self._io_mode.is_gone(other))
-            idle = self._idle.setdefault(owner, _Idle(self._io_mode.limiter(self._settings.pool_size)))
+            size = self._settings.pool_size
+            fresh = _Idle(self._io_mode.limiter(size), Exchanges(self._send_group, size))
+            idle = self._idle.setdefault(owner, fresh)
         return idle
 
     def close(self) -> None:

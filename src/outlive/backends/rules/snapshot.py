@@ -31,8 +31,13 @@ WriteKey = tuple[str, str, str, int]  # (namespace, checkpoint, task, index)
 
 
 def is_plain(commit: Commit) -> bool:
+    """Tell whether a commit only adds, and what it shares is of a generation that it names."""
+    return adds_only(commit) and (commit.generation is not None or not unbrought(commit))
+
+
+def adds_only(commit: Commit) -> bool:
     """Tell whether a commit only adds: at most one checkpoint, its chunks, writes, entries."""
-    if (
+    return not (
         commit.replace
         or commit.merge
         or commit.removal is not None
@@ -44,9 +49,7 @@ def is_plain(commit: Commit) -> bool:
         or commit.expect_empty
         or len(commit.checkpoints) > 1
         or (commit.checkpoints and commit.checkpoints[0].seq)
-    ):
-        return False
-    return commit.generation is not None or not unbrought(commit)
+    )
 
 
 def is_apart(commit: Commit) -> bool:

@@ -17,8 +17,9 @@ forgets what was remembered.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import apsw
 import ormsgpack
@@ -29,12 +30,13 @@ from outlive.backend import (
     Commit,
     Receipt,
     ThreadKey,
+    WriteRecord,
     checksum,
     escape,
     stamped,
     unescape,
 )
-from outlive.backends.rules.snapshot import is_plain
+from outlive.backends.rules.snapshot import adds_only
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.tables import (
     HEAD,
@@ -61,12 +63,16 @@ class Unusual(Exception):
     """The road turned out to be the wrong one after something was written: roll back, take the other."""
 
 
-class ThreadRows(NamedTuple):
+class ThreadRows:
     """The row of a thread, that of the head of its root namespace, and the keys of its chunks by name."""
 
-    thread: ThreadColumns
-    head: HeadColumns
-    keys: dict[bytes, int]
+    __slots__ = ("head", "head_id", "keys", "thread")
+
+    def __init__(self, thread: ThreadColumns, head: HeadColumns, keys: dict[bytes, int]) -> None:
+        self.thread = thread
+        self.head = head
+        self.head_id = None if head.id is None else unescape(head.id)
+        self.keys = keys
 
 
 class Remembered:
@@ -98,7 +104,7 @@ class Remembered:
 
 def is_ordinary(commit: Commit) -> bool:
     """Tell whether a commit only adds a checkpoint to the root namespace, or first writes of tasks."""
-    if commit.entries or commit.fence is not None or commit.epoch is not None:
+    if commit.entries or commit.fence is not None or commit.epoch is not None or not adds_only(commit):
         return False
     for draft in commit.checkpoints:
         if draft.namespace:
@@ -106,23 +112,72 @@ def is_ordinary(commit: Commit) -> bool:
     for write in commit.writes:
         if write.index < 0:  # of a control write the last one wins
             return False
-    return bool(commit.checkpoints or commit.writes) and is_plain(commit)
+    return bool(commit.checkpoints or commit.writes)
 
 
 def append(db: apsw.Connection, commit: Commit, remembered: Remembered) -> Receipt | None:
-    """Do an ordinary commit.
+    """Do a commit, if it is ordinary.
 
     None: it belongs on the general road, and nothing was changed. Raises `Unusual` when something
     was.
     """
-    rows = remembered.rows.get(commit.thread.digest) or _read(db, commit.thread)
-    if rows is None or not _is_expected(commit, rows):
+    if not is_ordinary(commit):
         return None
-    return _Append(db, commit, remembered, rows).run()
+    digest = commit.thread.digest
+    rows = remembered.rows.get(digest) or _read(db, commit.thread, remembered)
+    if rows is None or not _is_expected(db, commit, rows):
+        return None
+    # 1. The row of the thread, if it is what is remembered. Nothing was changed before.
+    now = time.time_ns() // 1000
+    thread = _put_thread(db, commit, rows.thread, now)
+    if thread is None:
+        remembered.rows.pop(digest, None)
+        return None
+    head_id = rows.head_id
+    records: tuple[CheckpointRecord, ...] = ()
+    try:
+        # 2. Chunks, before the rows that refer to them by key.
+        for name, data in commit.chunks:
+            crc = chunk_crc(thread.key, name, thread.revision, data)
+            db.execute(_PUT_CHUNK, (thread.key, name, thread.revision, crc, data))
+            rows.keys[name] = db.last_insert_rowid()
+        # 3. The checkpoint and the head; a head without a new checkpoint repeats the revision.
+        if commit.checkpoints:
+            (draft,), old = commit.checkpoints, rows.head
+            record = stamped(
+                draft, epoch=thread.epoch, seq=thread.seq, created_at=draft.created_at or now,
+                parent=rows.head_id if draft.follows else draft.parent, version=draft.version,
+            )  # fmt: skip
+            row = checkpoint_row(
+                thread.key, record, ormsgpack.packb([*map(rows.keys.__getitem__, record.chunks)])
+            )
+            place = (
+                thread.key,
+                thread.revision,
+                record.epoch,
+                record.seq,
+                row[2],
+                old.checkpoints + 1,
+                row[-1],
+            )
+            newest = (thread.key, old.epoch, old.seq)  # in the index too
+            head = _put_head(db, _PUT_HEAD_OF_NEWEST, digest, old, place, *newest)
+            db.execute(PUT_CHECKPOINT, row)
+            head_id, records = record.id, (record,)
+        else:
+            place = (thread.key, thread.revision, *rows.head[2:-1])
+            head = _put_head(db, _PUT_HEAD, digest, rows.head, place)
+        # 4. Writes, each in a place that is free.
+        if commit.writes:
+            _put_writes(db, commit.writes, thread.key, rows.keys)
+    except apsw.ConstraintError as error:  # an id, a write or a chunk is stored already
+        raise Unusual from error
+    rows.thread, rows.head, rows.head_id = thread, head, head_id
+    return Receipt(thread.generation, thread.revision, records, writes=commit.writes)
 
 
-def _read(db: apsw.Connection, thread: ThreadKey) -> ThreadRows | None:
-    """Read the rows of a thread; None if there is none, it has no head, or a row is damaged."""
+def _read(db: apsw.Connection, thread: ThreadKey, remembered: Remembered) -> ThreadRows | None:
+    """Read and remember the rows of a thread; None if there is none, it has no head, or a row is damaged."""
     row = fetch_one(db, READ_ROOT, (thread.digest,))
     if row is None:
         return None
@@ -134,19 +189,42 @@ def _read(db: apsw.Connection, thread: ThreadKey) -> ThreadRows | None:
         and head.checksum == checksum(thread.digest, "", *head[:-1])
         and (head.thread, head.revision) == (columns.key, columns.revision)
     )
-    return ThreadRows(columns, head, {}) if is_sound else None
+    if not is_sound:
+        return None
+    rows = ThreadRows(columns, head, {})
+    remembered.keep(thread.digest, rows)
+    return rows
 
 
-def _is_expected(commit: Commit, rows: ThreadRows) -> bool:
+def _is_expected(db: apsw.Connection, commit: Commit, rows: ThreadRows) -> bool:
     """Tell whether a commit fits what is remembered, which the updates compare with what is stored."""
-    thread, head, _ = rows
-    return (
-        (commit.generation is None or commit.generation == thread.generation)
-        and (commit.expect_head is None or commit.expect_head == ("", unescape(head.id)))
-        and (thread.epoch, thread.seq) >= (head.epoch, head.seq)
-    )
+    thread, head, keys = rows.thread, rows.head, rows.keys
+    if (
+        (commit.generation is not None and commit.generation != thread.generation)
+        or (commit.expect_head is not None and commit.expect_head != ("", rows.head_id))
+        or (thread.epoch, thread.seq) < (head.epoch, head.seq)
+    ):
+        return False
+    # Every chunk that it names must be brought, or be there in the generation that it names.
+    brought = dict(commit.chunks)
+    records: Sequence[CheckpointRecord | WriteRecord] = (*commit.checkpoints, *commit.writes)
+    for record in records:
+        for name in record.chunks:
+            if name in brought:
+                continue
+            if commit.generation is None:
+                return False
+            if name not in keys:
+                stored = fetch_one(db, _KEY_OF_CHUNK, (thread.key, name))
+                if stored is None:
+                    return False
+                keys[name] = stored[0]
+    return True
 
 
+# What `_make` of the two calls, without the call.
+_thread_columns: Callable[[Iterable[Any]], ThreadColumns] = partial(tuple.__new__, ThreadColumns)
+_head_columns: Callable[[Iterable[Any]], HeadColumns] = partial(tuple.__new__, HeadColumns)
 _SAME_THREAD = f"where ({THREAD}) = ({', '.join('?' * THREAD_END)})"
 _COUNTS = "revision = ?, seq = ?, checkpoints = ?, stored = ?, updated_at = ?, checksum = ?"
 _PUT_THREAD = f"update thread set {_COUNTS} {_SAME_THREAD}"
@@ -163,120 +241,48 @@ _PUT_HEAD_OF_NEWEST = (
 )
 
 
-class _Append:
-    """One ordinary commit to a thread whose rows are remembered."""
+def _put_thread(db: apsw.Connection, commit: Commit, old: ThreadColumns, now: int) -> ThreadColumns | None:
+    """Return the new row, if the stored one is what is remembered."""
+    count, seq, stored = old.checkpoints, old.seq, old.stored
+    for _, data in commit.chunks:
+        stored += len(data)
+    for draft in commit.checkpoints:
+        count, seq, stored = count + 1, seq + 1, stored + len(draft.body)
+    fields = (
+        *old[:6], old.revision + 1, old.epoch, seq, count, old.entries, stored, old.created_at, now,
+        old.metadata_version,
+    )  # fmt: skip
+    check = checksum(*fields)
+    counts = (old.revision + 1, seq, count, stored, now, check)
+    if now // RECENT_US == old.updated_at // RECENT_US:
+        db.execute(_PUT_THREAD, (*counts, *old))
+    else:
+        db.execute(_PUT_RECENT_THREAD, (*counts, now // RECENT_US, *old))
+    return _thread_columns((*fields, check)) if db.changes() else None
 
-    def __init__(self, db: apsw.Connection, commit: Commit, remembered: Remembered, rows: ThreadRows) -> None:
-        self._db = db
-        self._commit = commit
-        self._remembered = remembered
-        self._thread, self._head, self._keys = rows
-        self._now = time.time_ns() // 1000
 
-    def run(self) -> Receipt | None:
-        commit, digest = self._commit, self._commit.thread.digest
-        if not self._find_chunks():
-            return None
-        # 1. The row of the thread, if it is what is remembered. Nothing was changed before.
-        thread = self._put_thread()
-        if thread is None:
-            self._remembered.rows.pop(digest, None)
-            return None
-        try:
-            # 2. Chunks, before the rows that refer to them by key.
-            for name, data in commit.chunks:
-                crc = chunk_crc(thread.key, name, thread.revision, data)
-                self._db.execute(_PUT_CHUNK, (thread.key, name, thread.revision, crc, data))
-                self._keys[name] = self._db.last_insert_rowid()
-            # 3. The checkpoint and the head; a head without a new checkpoint repeats the revision.
-            records = tuple([self._placed(draft, thread) for draft in commit.checkpoints])
-            head = self._put_checkpoint(thread, records[0]) if records else self._put_revision(thread)
-            # 4. Writes, each in a place that is free.
-            if commit.writes:
-                self._put_writes(thread.key)
-        except apsw.ConstraintError as error:  # an id, a write or a chunk is stored already
-            raise Unusual from error
-        self._remembered.keep(digest, ThreadRows(thread, head, self._keys))
-        return Receipt(thread.generation, thread.revision, records, writes=commit.writes)
+def _put_head(
+    db: apsw.Connection, sql: str, digest: bytes, old: HeadColumns, new: Sequence[Any], *conditions: int
+) -> HeadColumns:
+    check = checksum(digest, "", *new)
+    db.execute(sql, (*new[1:], check, digest, *old, *conditions))
+    if not db.changes():
+        raise Unusual
+    return _head_columns((*new, check))
 
-    def _find_chunks(self) -> bool:
-        """Look up the keys of shared chunks; False if one is gone."""
-        brought = {name for name, _ in self._commit.chunks}
-        for rows in (self._commit.checkpoints, self._commit.writes):
-            for row in rows:
-                for name in row.chunks:
-                    if name not in self._keys and name not in brought:
-                        found = fetch_one(self._db, _KEY_OF_CHUNK, (self._thread.key, name))
-                        if found is None:
-                            return False
-                        self._keys[name] = found[0]
-        return True
 
-    def _packed_keys(self, names: Sequence[bytes]) -> bytes:
-        return ormsgpack.packb([self._keys[name] for name in names])
-
-    def _put_thread(self) -> ThreadColumns | None:
-        """Return the new row, if the stored one is what is remembered."""
-        old, now = self._thread, self._now
-        stored = old.stored + sum([len(data) for _, data in self._commit.chunks])
-        count, seq = old.checkpoints, old.seq
-        for draft in self._commit.checkpoints:
-            count, seq, stored = count + 1, seq + 1, stored + len(draft.body)
-        fields = (
-            *old[:6], old.revision + 1, old.epoch, seq, count, old.entries, stored, old.created_at, now,
-            old.metadata_version,
-        )  # fmt: skip
-        check = checksum(*fields)
-        counts = (old.revision + 1, seq, count, stored, now, check)
-        if now // RECENT_US == old.updated_at // RECENT_US:
-            self._db.execute(_PUT_THREAD, (*counts, *old))
-        else:
-            self._db.execute(_PUT_RECENT_THREAD, (*counts, now // RECENT_US, *old))
-        return ThreadColumns(*fields, check) if self._db.changes() else None
-
-    def _placed(self, draft: CheckpointRecord, thread: ThreadColumns) -> CheckpointRecord:
-        parent = unescape(self._head.id) if draft.follows else draft.parent
-        created_at = draft.created_at or self._now
-        return stamped(
-            draft, epoch=thread.epoch, seq=thread.seq, created_at=created_at, parent=parent, version=draft.version
-        )  # fmt: skip
-
-    def _put_checkpoint(self, thread: ThreadColumns, record: CheckpointRecord) -> HeadColumns:
-        """Put a checkpoint after the remembered head, if that is the newest in the index too."""
-        old = self._head
-        row = checkpoint_row(thread.key, record, self._packed_keys(record.chunks))
-        place = (record.epoch, record.seq, row[2], old.checkpoints + 1, row[-1])
-        head = self._put_head(_PUT_HEAD_OF_NEWEST, thread, place, thread.key, old.epoch, old.seq)
-        self._db.execute(PUT_CHECKPOINT, row)
-        return head
-
-    def _put_revision(self, thread: ThreadColumns) -> HeadColumns:
-        """Put the new revision into the head, which stays."""
-        return self._put_head(_PUT_HEAD, thread, self._head[2:-1])
-
-    def _put_head(
-        self, sql: str, thread: ThreadColumns, place: Sequence[Any], *conditions: int
-    ) -> HeadColumns:
-        digest = self._commit.thread.digest
-        fields: tuple[Any, ...] = (thread.key, thread.revision, *place)
-        check = checksum(digest, "", *fields)
-        self._db.execute(sql, (*fields[1:], check, digest, *self._head, *conditions))
-        if not self._db.changes():
-            raise Unusual
-        return HeadColumns._make((*fields, check))
-
-    def _put_writes(self, key: int) -> None:
-        changes: dict[CheckpointKey, tuple[int, int]] = {}
-        for write in self._commit.writes:
-            row = write_row(key, write, self._packed_keys(write.chunks))
-            self._db.execute(PUT_WRITE, row)
-            count, total = changes.get(write.checkpoint_key, (0, 0))
-            changes[write.checkpoint_key] = (count + 1, total ^ int.from_bytes(row[-1]))
-        for (namespace, checkpoint), (count, change) in changes.items():
-            where = (key, escape(namespace), escape(checkpoint))
-            old = fetch_one(self._db, READ_TALLY, where)
-            if old is not None:
-                if old[2] != checksum(*where, *old[:2]):
-                    raise Unusual
-                count, change = old[0] + count, int.from_bytes(old[1]) ^ change
-            self._db.execute(PUT_TALLY, tally_row(where, count, change))
+def _put_writes(db: apsw.Connection, writes: Sequence[WriteRecord], key: int, keys: dict[bytes, int]) -> None:
+    changes: dict[CheckpointKey, tuple[int, int]] = {}
+    for write in writes:
+        row = write_row(key, write, ormsgpack.packb([*map(keys.__getitem__, write.chunks)]))
+        db.execute(PUT_WRITE, row)
+        count, total = changes.get(write.checkpoint_key, (0, 0))
+        changes[write.checkpoint_key] = (count + 1, total ^ int.from_bytes(row[-1]))
+    for (namespace, checkpoint), (count, change) in changes.items():
+        where = (key, escape(namespace), escape(checkpoint))
+        old = fetch_one(db, READ_TALLY, where)
+        if old is not None:
+            if old[2] != checksum(*where, *old[:2]):
+                raise Unusual
+            count, change = old[0] + count, int.from_bytes(old[1]) ^ change
+        db.execute(PUT_TALLY, tally_row(where, count, change))

@@ -43,7 +43,7 @@ from outlive.backend.clock import clock, lease_facts
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting, write_order
-from outlive.backends.sqlite.append import Remembered, Unusual, append, is_ordinary
+from outlive.backends.sqlite.append import Remembered, Unusual, append
 from outlive.backends.sqlite.audit import Audit, orphans
 from outlive.backends.sqlite.connection import SCHEMA_VERSION, Connection, fetch_one
 from outlive.backends.sqlite.entries import EntrySearch, prefix_range
@@ -133,13 +133,16 @@ class SQLiteBackend:
 
         Each is stored or refused on its own.
         """
-        busy_s = min([commit.timeout_s or self._busy_s for commit in commits], default=self._busy_s)
+        if len(commits) == 1:
+            busy_s = commits[0].timeout_s or self._busy_s
+        else:
+            busy_s = min([commit.timeout_s or self._busy_s for commit in commits], default=self._busy_s)
         start = time.monotonic()
         try:
-            results = self._commit_together(commits, busy_s, self._commit)
+            results = self._commit_together(commits, busy_s)
         except Unusual:  # the transaction is rolled back: take the general road in the time that is left
             left_s = max(busy_s - (time.monotonic() - start), _LEAST_S)
-            results = self._commit_together(commits, left_s, self._decide)
+            results = self._commit_together(commits, left_s, is_general=True)
         for result in results:
             if isinstance(result, Receipt) and (result.freed or result.removed):
                 self._free_pages(commits)
@@ -147,13 +150,17 @@ class SQLiteBackend:
         return results
 
     def _commit_together(
-        self, commits: Sequence[Commit], busy_s: float, do: _CommitOne
+        self, commits: Sequence[Commit], busy_s: float, *, is_general: bool = False
     ) -> list[Receipt | OutliveError]:
+        transaction = self._connection.writing
+        transaction.busy_s = busy_s
         try:
-            with self._connection.transaction("immediate", busy_s) as db:
-                if len(commits) == 1:  # its refusal may roll back the whole transaction
-                    return [do(db, commits[0])]
-                return self._commit_group(db, commits, do)
+            with transaction as db:
+                if len(commits) > 1:
+                    return self._commit_group(db, commits, self._decide if is_general else self._commit)
+                # A refusal may roll back the whole transaction.
+                receipt = None if is_general else append(db, commits[0], self._remembered)
+                return [receipt or self._decide(db, commits[0])]
         except OutliveError as error:  # the transaction is rolled back: none of them is stored
             return [error] * len(commits)
 
@@ -186,9 +193,7 @@ class SQLiteBackend:
         return result
 
     def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
-        if is_ordinary(commit) and (receipt := append(db, commit, self._remembered)) is not None:
-            return receipt
-        return self._decide(db, commit)
+        return append(db, commit, self._remembered) or self._decide(db, commit)
 
     def _decide(self, db: apsw.Connection, commit: Commit) -> Receipt:
         draft = commit.checkpoints[0] if commit.checkpoints else None
@@ -240,9 +245,8 @@ class SQLiteBackend:
             writes = view.writes_of(namespace, record.id)
             wanted = [] if known is not None and known.matches(record) else list(record.chunks)
             wanted += [name for write in writes for name in write.chunks]
-            return ReadResult(
-                view.counters.generation, record, view.data(wanted) if chunks else {}, tuple(writes)
-            )
+            data = view.data(wanted if chunks else ())
+            return ReadResult(view.counters.generation, record, data, tuple(writes))
 
     def history(
         self, query: HistoryQuery, *, timeout_s: float | None = None

@@ -58,6 +58,8 @@ class Connection:
         self._moved_at = ctypes.addressof(self._moved)
         self._next_check = 0.0
         self._timeout_s = 0.0  # that SQLite was told last
+        self._reading = _Transaction(self, "deferred")
+        self.writing = _Transaction(self, "immediate")
         self._folder = os.path.dirname(self._file)
         # As it was when all files were in place.
         self._checked_folder: tuple[int, int, int] | None = None
@@ -98,27 +100,11 @@ class Connection:
         """Return a transaction for a `with` block; its errors are translated as by `translated`.
 
         `busy_s`: how long this one waits for other processes, if not as long as the connection
-        does.
+        does. There is one at a time.
         """
-        return _Transaction(self, kind, busy_s or self._busy_s)
-
-    def begin(self, kind: str, busy_s: float) -> apsw.Connection:
-        db = self._connection or self.db()
-        try:
-            if busy_s != self._timeout_s:  # of the transaction before
-                db.set_busy_timeout(max(1, int(busy_s * 1000)))
-                self._timeout_s = busy_s
-            db.execute(f"begin {kind}")
-        except BaseException:
-            self._timeout_s = 0.0  # an interrupt may have come before it was noted
-            self.roll_back(db)
-            raise
-        return db
-
-    def commit(self, db: apsw.Connection, kind: str) -> None:
-        self._check_place(db, kind)
-        # Full fsync: a crash before leaves nothing of it, a crash after all of it.
-        db.execute("commit")
+        transaction = self.writing if kind == "immediate" else self._reading
+        transaction.busy_s = busy_s or self._busy_s
+        return transaction
 
     def roll_back(self, db: apsw.Connection) -> None:
         self._on_rollback()
@@ -131,29 +117,17 @@ class Connection:
         if db is not None and db.in_transaction:
             self.roll_back(db)
 
-    def acknowledge(self, db: apsw.Connection) -> None:
-        """Note that a commit is done.
-
-        A crash before this leaves a commit that its caller was not told of. Past it, a log that has
-        lost the commit is noticed. Without the mark the commit is done all the same.
-        """
-        if self._marks is not None:
-            try:
-                frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-                self._marks.acknowledge(frames, self._page_size)
-            except (apsw.Error, OSError):
-                pass
-
-    def _check_place(self, db: apsw.Connection, kind: str) -> None:
+    def check_place(self, db: apsw.Connection, *, is_reading: bool) -> None:
         """Refuse a file that was moved or deleted: before every commit, sometimes when reading."""
         now = time.monotonic()
-        if self._marks is None or (kind == "deferred" and now < self._next_check):
+        if self._marks is None or (is_reading and now < self._next_check):
             return
         self._next_check = now + _CHECK_S
-        folder = None
-        with contextlib.suppress(OSError):
+        try:
             state = os.stat(self._folder)
             folder = (state.st_dev, state.st_ino, state.st_mtime_ns)
+        except OSError:
+            folder = None
         if folder is not None and folder == self._checked_folder:
             return  # nothing in it was created, deleted or renamed since
         db.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, self._moved_at)
@@ -330,31 +304,52 @@ class Connection:
 class _Transaction:
     """A transaction of a connection, as a `with` block: committed at its end, or rolled back."""
 
-    __slots__ = ("_busy_s", "_connection", "_db", "_kind")
+    __slots__ = ("_begin", "_connection", "_db", "_is_reading", "busy_s")
 
-    def __init__(self, connection: Connection, kind: str, busy_s: float) -> None:
+    def __init__(self, connection: Connection, kind: str) -> None:
         self._connection = connection
-        self._kind = kind
-        self._busy_s = busy_s
+        self._begin = f"begin {kind}"
+        self._is_reading = kind == "deferred"
+        self.busy_s = 0.0
 
     def __enter__(self) -> apsw.Connection:
+        connection = self._connection
+        db = connection._connection
         try:
-            self._db = self._connection.begin(self._kind, self._busy_s)
+            if db is None:
+                db = connection.db()
+            if self.busy_s != connection._timeout_s:  # of the transaction before
+                db.set_busy_timeout(max(1, int(self.busy_s * 1000)))
+                connection._timeout_s = self.busy_s
+            db.execute(self._begin)
         except BaseException as error:  # noqa: BLE001  # raised again
-            self._connection.raise_translated(error)
-        return self._db
+            connection._timeout_s = 0.0  # an interrupt may have come before it was noted
+            if db is not None:
+                connection.roll_back(db)
+            connection.raise_translated(error)
+        self._db = db
+        return db
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        connection, db = self._connection, self._db
         if error is None:
             try:
-                self._connection.commit(self._db, self._kind)
+                connection.check_place(db, is_reading=self._is_reading)
+                # Full fsync: a crash before leaves nothing of it, a crash after all of it.
+                db.execute("commit")
             except BaseException as failure:  # noqa: BLE001  # raised again
                 error = failure
         if error is not None:
-            self._connection.roll_back(self._db)
-            self._connection.raise_translated(error)
-        if self._kind == "immediate":
-            self._connection.acknowledge(self._db)
+            connection.roll_back(db)
+            connection.raise_translated(error)
+        # A crash here leaves a commit that its caller was not told of. Past it, a log that has lost
+        # the commit is noticed. Without the mark the commit is done all the same.
+        if not self._is_reading and connection._marks is not None:
+            try:
+                frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+                connection._marks.acknowledge(frames, connection._page_size)
+            except (apsw.Error, OSError):
+                pass
 
 
 # What SQLite reports → what to do.

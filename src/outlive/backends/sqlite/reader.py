@@ -10,6 +10,7 @@ from outlive.backend import (
     CheckpointRecord,
     Cursor,
     HistoryQuery,
+    SoundChunks,
     ThreadRecord,
     WriteRecord,
     escape,
@@ -17,8 +18,10 @@ from outlive.backend import (
 )
 from outlive.backends.rules.view import write_order
 from outlive.backends.sqlite.connection import fetch_one
-from outlive.backends.sqlite.tables import RECORD, WRITES, metadata_checksum, xor
+from outlive.backends.sqlite.tables import RECORD, WRITES, chunk_crc, metadata_checksum, xor
 from outlive.backends.sqlite.view import SQLiteView, guess
+
+_CHUNK = "select revision, crc, data from chunk where thread = ? and name = ?"
 
 
 class Reader(SQLiteView):
@@ -101,16 +104,19 @@ class Reader(SQLiteView):
         return int(row[0])
 
     def data(self, names: Sequence[bytes]) -> dict[bytes, bytes]:
-        chunks = {}
+        """Return chunks by name: sound ones, if each agrees with the checksum of its row."""
+        chunks, is_sound = SoundChunks(), True
         for name in names:
-            row = fetch_one(
-                self._db, "select data from chunk where thread = ? and name = ?", (self.key, name)
-            )
+            row = fetch_one(self._db, _CHUNK, (self.key, name))
             if row is not None:
-                if not isinstance(row[0], bytes):  # a column of any type can hold any other
+                revision, crc, data = row
+                if not isinstance(data, bytes):  # a column of any type can hold any other
                     raise self._corrupt(f"the row of chunk {name.hex()} is damaged")
-                chunks[name] = row[0]
-        return chunks
+                is_sound = (
+                    is_sound and type(revision) is int and crc == chunk_crc(self.key, name, revision, data)
+                )
+                chunks[name] = data
+        return chunks if is_sound else dict(chunks)
 
     def writes_of(self, namespace: str, checkpoint: str) -> list[WriteRecord]:
         where = (self.key, escape(namespace), escape(checkpoint))

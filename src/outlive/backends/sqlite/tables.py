@@ -164,8 +164,8 @@ def chunk_crc(thread_key: int, name: bytes, revision: int, data: bytes) -> int:
 def checkpoint_row(thread_key: int, record: CheckpointRecord, chunk_keys: bytes) -> tuple[Any, ...]:
     """Return the values of PUT_CHECKPOINT; the last is the checksum."""
     fields = (
-        thread_key, escape(record.namespace), escape(record.id), None if record.parent is None else escape(record.parent),
-        None if record.run is None else escape(record.run), record.epoch, record.seq, record.step, record.source,
+        thread_key, record.namespace and escape(record.namespace), escape(record.id),
+        record.parent and escape(record.parent), record.run and escape(record.run), record.epoch, record.seq, record.step, record.source,
         record.created_at, record.size, record.added, record.format, record.version, record.projection, chunk_keys,
         checksum(*record.chunks), record.body,
     )  # fmt: skip

@@ -133,7 +133,9 @@ class MarkFile:
         place = _HEADER.size + (frames - 1) * (_FRAME.size + page_size)
         header = os.pread(self._log_fd, _FRAME.size, place)
         if len(header) == _FRAME.size and header[4:8] != b"\0\0\0\0":
-            self._map[:] = self._packed(header[8:16], frames)
+            # As `_packed` does, without a call: every save comes here.
+            raw = _MARK.pack(_NAME, self._boot, header[8:16], frames, self._is_synced)
+            self._map[:] = raw + zlib.crc32(raw).to_bytes(4)
 
     def forget(self) -> None:
         """Write down that nothing of the log is acknowledged."""
@@ -165,7 +167,11 @@ class MarkFile:
             return True
         if self._log_state is None or self._index_state is None:
             return True
-        return not (os.path.samestat(log, self._log_state) and os.path.samestat(index, self._index_state))
+        old_log, old_index = self._log_state, self._index_state
+        return not (
+            (log.st_ino, log.st_dev) == (old_log.st_ino, old_log.st_dev)
+            and (index.st_ino, index.st_dev) == (old_index.st_ino, old_index.st_dev)
+        )
 
     def close(self) -> None:
         """Close the file.

@@ -21,20 +21,20 @@ from outlive.cli.command import (
 from outlive.cli.context import Call
 from outlive.cli.graph_view import checkpoint_view, comparison
 from outlive.cli.lookup import find_checkpoint, find_run, open_thread
-from outlive.cli.output.escape import escape_terminal, quote_argument
-from outlive.cli.output.graph import GraphStep, read_graph
-from outlive.cli.output.items import checkpoint_item, write_item
 from outlive.cli.output.table import Column, print_table
 from outlive.cli.output.tree import show_checkpoints
-from outlive.cli.output.units import parse_time
-from outlive.cli.output.values import one_line
 from outlive.errors import BadArgument, Corrupt
 from outlive.values import format_cursor, parse_cursor
+from outlive.view.escape import escape_terminal, quote_argument
+from outlive.view.graph import GraphStep, read_graph
+from outlive.view.items import checkpoint_item, write_item
+from outlive.view.units import parse_time
+from outlive.view.values import one_line
 
 if TYPE_CHECKING:
-    from outlive.cli.opened_store import OpenedStore
     from outlive.sync.thread import Thread
     from outlive.values import Checkpoint, CheckpointInfo, PendingWrite
+    from outlive.view.opened_store import OpenedStore
 
 
 # show

@@ -20,7 +20,7 @@ from click.shell_completion import (
 from outlive.cli.command import COMPLETERS, command
 from outlive.cli.context import Call, SharedOptions
 from outlive.cli.lookup import find_run, find_thread
-from outlive.cli.output.escape import escape_terminal
+from outlive.view.escape import escape_terminal
 
 _LIMIT = 100
 _TIMEOUT = "2s"  # pressing Tab must not hang for longer
@@ -115,7 +115,7 @@ def _questions(store: Any, ctx: click.Context, incomplete: str) -> Iterable[str]
 
 def _values(store: Any, ctx: click.Context, incomplete: str) -> Iterable[str]:
     """Complete an answer of which the schema of the question lists all."""
-    from outlive.cli.question_view import choices_of
+    from outlive.view.answers import choices_of
 
     name = ctx.params.get("question")
     schemas = [question.schema for question in _asked(store, ctx) if question.name == name]

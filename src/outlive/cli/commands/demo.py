@@ -11,9 +11,9 @@ import click
 from outlive.cli.command import argument, command
 from outlive.cli.context import Call
 from outlive.cli.demo_agent import THREAD, start_process
-from outlive.cli.output.escape import quote_argument
 from outlive.cli.stores import quote_path
 from outlive.errors import BadArgument
+from outlive.view.escape import quote_argument
 
 RUN = "plan-the-trip"
 NEXT_COMMANDS = (

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 from outlive.cli.command import command
 from outlive.cli.context import Call
-from outlive.cli.lease_clock import LeaseClock
-from outlive.cli.output.advice import message_with_advice, split_advice
-from outlive.cli.output.escape import escape_terminal
 from outlive.cli.output.table import Column, print_table
-from outlive.cli.output.units import format_count, format_size
-from outlive.cli.run_view import Workers
 from outlive.cli.stores import NoStore
 from outlive.errors import KeyMissing, NewerFormat, OutliveError, WrongKey
 from outlive.runtime.runtime import run_now
 from outlive.urls import local_path
+from outlive.view.advice import message_with_advice, split_advice
+from outlive.view.escape import escape_terminal
+from outlive.view.lease_clock import LeaseClock
+from outlive.view.runs import Workers
+from outlive.view.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from outlive.cli.opened_store import OpenedStore
+    from outlive.view.opened_store import OpenedStore
 
 _PACKAGES = (
     "ormsgpack", "apsw", "backports.zstd", "click", "rich", "psycopg", "redis", "cryptography",

@@ -12,10 +12,10 @@ import click
 from outlive.cli.command import argument, command, flag, option
 from outlive.cli.context import Call
 from outlive.cli.key_files import parse_key_ring
-from outlive.cli.output.escape import escape_terminal
 from outlive.cli.output.files import write_file
 from outlive.errors import BadArgument
 from outlive.layers.encryption.keyring import KeyRing
+from outlive.view.escape import escape_terminal
 
 
 @command(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from outlive.cli.command import argument, command, flag, option
 from outlive.cli.context import Call
-from outlive.cli.output.escape import escape_terminal
 from outlive.errors import BadArgument
+from outlive.view.escape import escape_terminal
 
 if TYPE_CHECKING:
     from outlive.adapters.langgraph.importer.classes import ClassUse

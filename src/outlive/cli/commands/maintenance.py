@@ -11,17 +11,17 @@ from outlive.cli.command import argument, command, flag, limit_option, option, y
 from outlive.cli.context import Call
 from outlive.cli.key_files import read_key_ring
 from outlive.cli.lookup import find_prefix, find_thread, list_threads
-from outlive.cli.output.escape import escape_terminal
-from outlive.cli.output.table import Column, print_table, progress
-from outlive.cli.output.units import format_count, format_ratio, format_size, parse_duration
+from outlive.cli.output.table import Column, format_ratio, print_table, progress
 from outlive.errors import BadArgument, Corrupt, StoreError
 from outlive.values import Verified
+from outlive.view.escape import escape_terminal
+from outlive.view.units import format_count, format_size, parse_duration
 
 if TYPE_CHECKING:
-    from outlive.cli.opened_store import OpenedStore
     from outlive.layers.encryption.rotation import Rotated
     from outlive.retention.policy import DeletionCount, Retain, Swept
     from outlive.values import Sizes
+    from outlive.view.opened_store import OpenedStore
 
 
 # verify

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import heapq
-import json
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,25 +14,20 @@ from outlive.cli.command import argument, command, flag, limit_of, option, watch
 from outlive.cli.commands.runs import thread_option
 from outlive.cli.context import Call
 from outlive.cli.lookup import find_run, find_thread
-from outlive.cli.output.advice import message_with_advice
-from outlive.cli.output.escape import escape_terminal, quote_argument, unescape
-from outlive.cli.output.items import question_item
-from outlive.cli.output.units import parse_duration
-from outlive.cli.output.values import one_line
-from outlive.cli.question_view import (
-    choices_of,
-    describe_schema,
-    question_cells,
-    show_question,
-    show_questions,
-)
+from outlive.cli.question_view import question_cells, show_question, show_questions
 from outlive.cli.watch import Listing, answer_list, watch_option
 from outlive.errors import AnswerRefused, BadArgument
+from outlive.view.advice import message_with_advice
+from outlive.view.answers import describe_schema, parse_answer
+from outlive.view.escape import escape_terminal, quote_argument, unescape
+from outlive.view.items import question_item
+from outlive.view.units import parse_duration
+from outlive.view.values import one_line
 
 if TYPE_CHECKING:
-    from outlive.cli.opened_store import OpenedStore
     from outlive.runs.lease import RunInfo
     from outlive.runs.questions import QuestionInfo
+    from outlive.view.opened_store import OpenedStore
 
 _STATUSES = ("open", "answered", "expired", "withdrawn")
 
@@ -228,25 +222,6 @@ def _check_terminal(name: str, schema: object) -> None:
         raise BadArgument(
             f"give a VALUE as the answer to '{escape_terminal(name)}'" + (f": {takes}" if takes else "")
         )
-
-
-def parse_answer(text: str, schema: object) -> Any:
-    """Return the value that a text stands for: JSON, or else the text itself; what fits the schema comes first."""
-    if _takes_only_text(schema):
-        return text
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return _WORDS.get(text.lower(), text) if choices_of(schema) == [True, False] else text
-    choices = choices_of(schema)
-    return text if choices is not None and text in choices and value not in choices else value
-
-
-_WORDS = {"yes": True, "y": True, "no": False, "n": False}
-
-
-def _takes_only_text(schema: object) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type") == "string"
 
 
 def _report(call: Call, store: OpenedStore, info: RunInfo, answered: list[QuestionInfo]) -> None:

@@ -17,23 +17,22 @@ from outlive.cli.command import argument, command, flag, option
 from outlive.cli.commands.runs import thread_option
 from outlive.cli.config import open_arguments
 from outlive.cli.context import Call
-from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.lookup import find_run
-from outlive.cli.output.escape import escape_terminal, quote_argument
-from outlive.cli.output.items import changed_run_item, recovered_item
 from outlive.cli.output.table import Column, print_table
-from outlive.cli.output.units import format_age, parse_moment
-from outlive.cli.run_view import RunView, Usages, Workers, show_runs
+from outlive.cli.run_view import show_runs
 from outlive.cli.stores import pair_options
 from outlive.errors import BadArgument, OutliveError
-from outlive.runs.start import Start, StartOptions
-from outlive.runtime.runtime import run_now
+from outlive.view.escape import escape_terminal, quote_argument
+from outlive.view.items import changed_run_item, recovered_item
+from outlive.view.lease_clock import LeaseClock
+from outlive.view.runs import RunView, Usages, Workers
+from outlive.view.units import format_age, parse_moment
 
 if TYPE_CHECKING:
-    from outlive.cli.opened_store import OpenedStore
     from outlive.runs.lease import RunInfo
     from outlive.runs.recovery import Recovered
     from outlive.store import AsyncStore
+    from outlive.view.opened_store import OpenedStore
 
 Handlers = Mapping[str | None, Callable[[Any], Any]]
 
@@ -228,12 +227,7 @@ def _delay(call: Call, store: OpenedStore, text: str, thread: str | None, due: d
 def _release(call: Call, store: OpenedStore, text: str, thread: str | None) -> None:
     run = find_run(store, text, thread=thread)
     was = LeaseClock.of(store).standing(run)
-    # `store.retry` would read what the run did, which may have values of types that only its program knows.
-    place = store.asynchronous.thread(run.thread, namespace=run.namespace)
-    start = Start(store.engine, place, run, StartOptions(retries=True))
-    holding = run_now(start.take())
-    _check_unfinished(holding.info)
-    run_now(start.release(holding))
+    store.give_back(run)
     _report_released(call, run, was, "released", "the next recover or a worker resumes it")
 
 

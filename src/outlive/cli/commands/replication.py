@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 from outlive.cli.command import command, flag, yes_option
 from outlive.cli.config import configure_store
 from outlive.cli.context import Call
-from outlive.cli.output.escape import escape_terminal
 from outlive.cli.output.table import Column, print_table, progress
-from outlive.cli.output.units import format_count, format_duration, format_size
 from outlive.cli.pair_state import (
     Replica,
     Replicas,
@@ -36,10 +34,12 @@ from outlive.layers.replication.pair import (
     end_pair,
 )
 from outlive.runtime.runtime import run_now
+from outlive.view.escape import escape_terminal
+from outlive.view.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
-    from outlive.cli.opened_store import OpenedStore
     from outlive.layers.replication.options import RoleChange
+    from outlive.view.opened_store import OpenedStore
 
 
 def _inspect(call: Call) -> Replicas:

@@ -18,11 +18,12 @@ from outlive.cli.command import (
 )
 from outlive.cli.context import Call
 from outlive.cli.lookup import find_run, find_thread
-from outlive.cli.output.escape import escape_terminal, quote_argument
-from outlive.cli.output.items import changed_run_item
-from outlive.cli.run_view import RunView, Usages, list_runs, run_cells, show_run, show_runs
+from outlive.cli.run_view import run_cells, show_run, show_runs
 from outlive.cli.watch import Listing, answer_list, watch_option
 from outlive.errors import BadArgument, RunEnded
+from outlive.view.escape import escape_terminal, quote_argument
+from outlive.view.items import changed_run_item
+from outlive.view.runs import RunView, Usages, list_runs
 
 _LISTED = ("live", "dead", "waiting", "released", "parked", "failed")
 _STATUSES = (*_LISTED, "running", "completed", "cancelled")

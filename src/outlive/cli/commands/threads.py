@@ -23,7 +23,6 @@ from outlive.cli.command import (
     yes_option,
 )
 from outlive.cli.context import Call
-from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.lookup import (
     find_checkpoint,
     find_prefix,
@@ -31,21 +30,22 @@ from outlive.cli.lookup import (
     find_thread,
     list_threads,
 )
-from outlive.cli.output.advice import message_with_advice
-from outlive.cli.output.escape import escape_lines, escape_terminal, quote_argument
-from outlive.cli.output.items import thread_item
 from outlive.cli.output.table import Column, print_table, progress, standing_style
-from outlive.cli.output.units import format_age, format_count, format_size
-from outlive.cli.output.values import one_line
 from outlive.cli.watch import Listing, answer_list, watch_option
 from outlive.errors import BadArgument, Corrupt, KeyMissing
 from outlive.values import Pruned
+from outlive.view.advice import message_with_advice
+from outlive.view.escape import escape_lines, escape_terminal, quote_argument
+from outlive.view.items import thread_item
+from outlive.view.lease_clock import LeaseClock
+from outlive.view.units import format_age, format_count, format_size
+from outlive.view.values import one_line
 
 if TYPE_CHECKING:
-    from outlive.cli.opened_store import OpenedStore
     from outlive.runs.lease import RunInfo
     from outlive.sync.thread import Thread
     from outlive.values import Sizes, ThreadInfo
+    from outlive.view.opened_store import OpenedStore
 
 _SORTS: dict[str, Any] = {
     "id": lambda info: info.id,

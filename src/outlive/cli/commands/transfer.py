@@ -14,16 +14,16 @@ from outlive.cli.commands.maintenance import count_threads
 from outlive.cli.context import Call
 from outlive.cli.key_files import read_key_ring
 from outlive.cli.lookup import find_thread
-from outlive.cli.output.escape import escape_json, escape_terminal
 from outlive.cli.output.files import write_file
 from outlive.cli.output.table import progress
-from outlive.cli.output.units import format_count, parse_time
 from outlive.cli.stores import open_store
 from outlive.errors import BadArgument, Corrupt
 from outlive.urls import local_path
+from outlive.view.escape import escape_json, escape_terminal
+from outlive.view.units import format_count, parse_time
 
 if TYPE_CHECKING:
-    from outlive.cli.opened_store import OpenedStore
+    from outlive.view.opened_store import OpenedStore
 
 # copy
 

@@ -19,14 +19,15 @@ from outlive.cli.commands.recover import (
     recovered_items,
 )
 from outlive.cli.context import FORMAT, Call
-from outlive.cli.output.escape import escape_json, escape_terminal
 from outlive.cli.output.ids import shorten_ids
-from outlive.cli.output.items import worker_item
 from outlive.cli.output.table import Column, print_table
-from outlive.cli.output.units import format_age, parse_duration, parse_iso, parse_moment
-from outlive.cli.run_view import RunView, agent_name
 from outlive.cli.watch import Listing, answer_list, watch_option
 from outlive.errors import BadArgument
+from outlive.view.escape import escape_json, escape_terminal
+from outlive.view.items import worker_item
+from outlive.view.run_text import agent_name
+from outlive.view.runs import RunView
+from outlive.view.units import format_age, parse_duration, parse_iso, parse_moment
 
 if TYPE_CHECKING:
     from outlive.cli.commands.recover import Handlers

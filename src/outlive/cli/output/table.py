@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from outlive.cli.output.escape import escape_terminal
+from outlive.view.escape import escape_terminal
 
 _GAP = 2  # between columns
 _MIN_WIDTH, _SCANT_WIDTH = 12, 5  # of a column that may be cut: normally, and on a very narrow terminal
@@ -51,6 +51,11 @@ def terminal_width() -> int:
 def can_draw() -> bool:
     """Tell whether the output can show lines and dots."""
     return "utf" in (sys.stdout.encoding or "").lower()
+
+
+def format_ratio(part: int, whole: int) -> str:
+    sign, none = ("×", "–") if can_draw() else ("x", "-")
+    return f"{whole / part:.1f}{sign}" if part else none
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

@@ -95,6 +95,27 @@ class PruningContract(Contract):
         with pytest.raises(BadArgument, match="thread 't'"):
             await store.thread("another").delete_checkpoints([saved[0]])
 
+    async def test_a_namespace_is_listed_and_deleted_as_a_whole(self, store: AsyncStore) -> None:
+        thread, sub = store.thread("t"), store.thread("t", namespace="a/b")
+        assert await thread.namespaces() == []
+        assert (await sub.delete_namespace()).checkpoints == 0
+        await thread.save({"n": 0})
+        await store.thread("t", namespace="a").save({"n": 1})
+        for n in range(3):
+            await sub.save({"n": n, "text": "of the deleted namespace " * 99})
+        await sub.write("task", [("c", 1)], checkpoint="never saved")
+        run = await store.run("t", run_id="r").start()
+        assert await sub.namespaces() == ["", "a", "a/b"]
+        pruned = await sub.delete_namespace(erase=True)
+        assert (pruned.checkpoints, pruned.erased) == (3, True)
+        assert await thread.namespaces() == ["", "a"]
+        assert (await sub.load(), await sub.writes("never saved")) == (None, ())
+        assert (await thread.load(), await store.thread("t", namespace="a").load()) == ({"n": 0}, {"n": 1})
+        assert (await thread.verify()).problems == ()
+        await run.complete()
+        saved = await sub.save({"n": 9})
+        assert [info.id async for info in sub.history()] == [saved.id]
+
     async def test_an_unsaved_id_with_pending_writes_is_no_checkpoint(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         await thread.save({"n": 1}, id="one")

@@ -15,6 +15,7 @@ from outlive.errors import (
     RunBusy,
     RunElsewhere,
     RunEnded,
+    RunNotStarted,
     StepMismatch,
     ThreadBusy,
 )
@@ -163,6 +164,38 @@ class RunContract(Contract):
             _check_until(busy.value, 30)
         await lock.release()
         await (await store.run("t").start()).complete()
+
+    async def test_what_names_a_run_is_refused_once_another_process_has_it(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        thread, sub = store.thread("t"), store.thread("t", namespace="sub")
+        run = store.run("t", run_id="r", lease_s=0.2)
+        with pytest.raises(RunNotStarted):
+            await thread.save({"n": 0}, fence=run)
+        await run.start()
+        assert (await thread.save({"n": 1}, fence=run)).run == "r"
+        assert (await sub.save({"n": 1}, fence=run, run="another")).run == "another"
+        await thread.write("task", [("c", 1)], fence=run)
+        await thread.set_metadata({"title": "mine"}, fence=run)
+        with pytest.raises(BadArgument, match="protects nothing"):
+            await store.thread("another").save({"n": 1}, fence=run)
+        store._heart._stop()  # as a process that hangs
+        await trial.sleep(0.5)
+        theirs = await other.run("t", run_id="r").start()
+        for late in (
+            lambda: thread.save({"n": 2}, fence=run),
+            lambda: sub.save({"n": 2}, fence=run, id="late"),
+            lambda: thread.write("late", [("c", 2)], fence=run),
+            lambda: thread.set_metadata({"title": "late"}, fence=run),
+        ):
+            with pytest.raises(LeaseLost):
+                await late()
+        assert (await thread.load(), await sub.load(), await thread.metadata()) == (
+            {"n": 1}, {"n": 1}, {"title": "mine"},
+        )  # fmt: skip
+        await other.thread("t").save({"n": 3}, fence=theirs)
+        await theirs.complete()
+        with pytest.raises(RunEnded):
+            await other.thread("t").save({"n": 4}, fence=theirs)
 
     async def test_what_names_a_lock_is_refused_once_another_holds_it(self, trial: Trial) -> None:
         store, other = await trial.store(), await trial.store()

@@ -1,0 +1,42 @@
+"""Takes the pictures of the inspector for the docs: `python docs/pictures/make.py [FOLDER]`. Needs the test extra and Chromium."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+import outlive
+from rig.browser import browser, served
+from rig.inspected import fill_trip
+
+PAGES = {
+    "now": "/", "threads": "/threads", "thread": "/thread?id=trip-42", "diff": "/thread?id=trip-42&view=diff",
+    "state": "/thread?id=trip-42&view=state", "runs": "/runs?all=1", "run": "/run?id=refund-7", "store": "/store?keep_last=1",
+    "search": "/search?q=ferry&states=1", "answer": "/ask/answer?run=refund-7&name=approve%3F&thread=refund", "edit": "/ask/edit?id=trip-42&path=notes",
+}  # fmt: skip
+SIZES = {"wide": (1280, 800), "narrow": (400, 800)}
+
+
+def main(folder: Path, names: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as place, outlive.open(Path(place) / "agent.db") as store:
+        fill_trip(store)
+        with served(store, write=True) as address, browser() as chromium:
+            for scheme in ("light", "dark"):
+                for size, (width, height) in SIZES.items():
+                    context = chromium.new_context(
+                        viewport={"width": width, "height": height}, color_scheme=scheme
+                    )
+                    page = context.new_page()
+                    for name, path in PAGES.items():
+                        picture = f"{name}-{scheme}-{size}"
+                        if not names or picture in names:
+                            page.goto(address + path)
+                            page.screenshot(path=folder / f"{picture}.png")
+                    context.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, sys.argv[2:])

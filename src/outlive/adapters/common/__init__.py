@@ -1,0 +1,1 @@
+"""What the adapters share; no framework is imported here."""

@@ -1,0 +1,183 @@
+"""The store of an adapter, from any event loop, thread and forked child.
+
+Frameworks make their sessions and services in plain constructors, call them from several event
+loops one after the other, and some start a new loop for each call. So an adapter works on a sync
+store. Its sync methods run in the calling thread, its async methods in a worker thread. Only on a
+store from `open_async` do async methods run on the event loop of that store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ClassVar, Self, TypeVar
+from weakref import WeakValueDictionary
+
+from outlive.errors import BadArgument, StoreClosed
+from outlive.factory import open as open_store
+from outlive.runtime.fork import call_in_child, reset_in_child
+from outlive.runtime.loop import AsyncRuntime
+from outlive.runtime.runtime import run_now
+from outlive.store import AsyncStore
+from outlive.sync.store import Store
+
+T = TypeVar("T")
+Work = Callable[[AsyncStore], Coroutine[Any, Any, T]]
+_WORKERS = 16
+_OWN = ("memory:", "null:")  # each of these is a new store
+
+
+class StoreHome:
+    """A store that an adapter opened from a URL, or that was given to it.
+
+    `StoreHome.of` shares the store of a URL: a program makes a session for each request.
+    """
+
+    _shared: ClassVar[WeakValueDictionary[tuple[Any, ...], StoreHome]] = WeakValueDictionary()
+    _sharing: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def of(cls, store: str | Store | AsyncStore, options: dict[str, Any], owner: str) -> StoreHome:
+        """Return the home of a store, which all that name the same URL share; each closes it once."""
+        is_own = not isinstance(store, str) or store.startswith(_OWN)
+        with cls._sharing:
+            key = (store, *((name, _hashable(options[name])) for name in sorted(options)))
+            home = None if is_own else cls._shared.get(key)
+            if home is None or home._is_closed:
+                home = cls(store, options, owner)
+                if not is_own:
+                    cls._shared[key] = home
+            home._users += 1
+            return home
+
+    def __init__(self, store: str | Store | AsyncStore, options: dict[str, Any], owner: str) -> None:
+        """`options` are those of `outlive.open`, for a URL; `owner` is the class that takes them."""
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._users = 0
+        self._is_closed = False
+        reset_in_child(self)
+        self._is_given = isinstance(store, Store)
+        self._asynchronous: AsyncStore | None = None
+        self._sync: AsyncStore | None = None
+        if isinstance(store, str):
+            self._sync = open_store(store, **options)._store
+        elif options:
+            raise BadArgument(f"{', '.join(sorted(options))}: pass the options of a store when you open it")
+        elif isinstance(store, Store):
+            self._sync = store._store
+        elif isinstance(store, AsyncStore):
+            self._asynchronous = store
+        else:
+            raise BadArgument(f"{owner} takes a URL or an open store, not {type(store).__name__}")
+
+    def share(self) -> Self:
+        """Return this home for one more user, which closes it too."""
+        with self._sharing:
+            self._users += 1
+        return self
+
+    @property
+    def url(self) -> str:
+        """The URL of the store, without a password."""
+        return (self._asynchronous or self.sync)._settings.url
+
+    def after_fork_in_child(self) -> None:
+        self._pool, self._lock = None, threading.Lock()
+
+    # Calls
+
+    def call(self, work: Work[T]) -> T:
+        """Work on the store in this thread."""
+        return run_now(work(self.sync))
+
+    async def acall(self, work: Work[T]) -> T:
+        """Work on the store without blocking the event loop. A cancellation is raised when the work has ended."""
+        if not _is_asyncio():
+            return await _in_thread_of_trio(lambda: self.call(work))
+        if (store := self.here) is not None:
+            return await AsyncRuntime().shielded(work(store))
+        return await AsyncRuntime().shielded(self.in_thread(lambda: self.call(work)))
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run something in our own pool: all workers of the loop may wait for nodes that wait for us."""
+        return await asyncio.wrap_future(self._submit(work))
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="outlive-adapter")
+            return self._pool.submit(contextvars.copy_context().run, work)
+
+    # The store
+
+    @property
+    def sync(self) -> AsyncStore:
+        """The store whose coroutines never suspend."""
+        asynchronous = self._asynchronous
+        if asynchronous is not None and asynchronous._is_closed:
+            raise StoreClosed
+        with self._lock:
+            if self._sync is None:
+                assert asynchronous is not None
+                if asynchronous._sync_sibling is None:
+                    raise BadArgument(
+                        "this store was not opened by outlive.open_async: use the async methods"
+                    )
+                self._sync = asynchronous._sync_sibling()
+            return self._sync
+
+    @property
+    def asynchronous(self) -> AsyncStore | None:
+        """The store that belongs to an event loop, if one was given."""
+        return self._asynchronous
+
+    @property
+    def here(self) -> AsyncStore | None:
+        """The store that was given, if the running event loop can use it; otherwise a worker thread can."""
+        store = self._asynchronous
+        runtime = None if store is None else store._engine.runtime
+        return store if isinstance(runtime, AsyncRuntime) and runtime.home.is_free() else None
+
+    def close(self) -> None:
+        """Close what was opened here, when all that share it have closed it: the store of a URL, the sync sibling of an async store."""
+        with self._sharing:
+            self._users -= 1
+            if self._users > 0 or self._is_closed:
+                return
+            self._is_closed = True
+        if self._sync is not None and not self._is_given:
+            run_now(self._sync.close())
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False)
+
+
+call_in_child(lambda: setattr(StoreHome, "_sharing", threading.Lock()))
+
+
+def _hashable(option: Any) -> Any:
+    """Return an option to compare: by its value if it has a hash, otherwise it is that object alone."""
+    try:
+        hash(option)
+    except TypeError:
+        return id(option)
+    return option
+
+
+def _is_asyncio() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _in_thread_of_trio(work: Callable[[], T]) -> T:
+    import anyio.to_thread  # comes with every framework that runs on trio
+
+    return await anyio.to_thread.run_sync(work)

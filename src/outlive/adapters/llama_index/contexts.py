@@ -1,0 +1,107 @@
+"""`OutliveContexts`: the contexts of a workflow, each as a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from workflows.context import JsonSerializer
+
+from outlive.adapters.common.current import save_in_run
+from outlive.adapters.common.home import StoreHome
+from outlive.adapters.common.travel import Past, Travelling
+from outlive.errors import BadArgument
+from outlive.store import AsyncStore
+from outlive.sync.store import Store
+from outlive.values import CheckpointInfo
+from workflows import Context, Workflow
+
+NAMESPACE = "workflow"
+_CONTEXT = "context"
+Types = Iterable[type[Any]]
+
+
+class OutliveContexts(Travelling):
+    """Contexts of workflows in a thread: `contexts = OutliveContexts("trip-42", "sqlite:///agent.db")`.
+
+    A context shares what it has in common with the one before. Only the types of the events of the
+    workflow are loaded, and those in `types`: nothing is imported because a context names it.
+    """
+
+    def __init__(
+        self, thread_id: str, store: str | Store | AsyncStore, *, types: Types = (), **options: Any
+    ) -> None:
+        self._types = tuple(types)
+        self._past = Past(thread_id, NAMESPACE)
+        self._home = StoreHome.of(store, options, "OutliveContexts")
+
+    def __repr__(self) -> str:
+        return f"<OutliveContexts {self._past.thread_id!r} {self._home.url}>"
+
+    async def save(
+        self, context: Context[Any], *, metadata: Mapping[str, Any] | None = None
+    ) -> CheckpointInfo:
+        """Save a context: `handler.ctx` of a workflow that works, or has ended."""
+        plain = dumped(context, JsonSerializer())
+        return await self._do(
+            lambda store: save_in_run(self._past.thread(store), plain, metadata=metadata or {})
+        )
+
+    async def load(self, workflow: Workflow, at: str | None = None) -> Context[Any] | None:
+        """Return the newest context, or that of a checkpoint; None when there is none.
+
+        `workflow.run(ctx=context)` continues it, with the steps that were under way.
+        """
+        plain = await self._do(lambda store: self._past.thread(store).load(at))
+        return None if plain is None else loaded(workflow, plain, serializer_of(workflow, self._types))
+
+    async def delete(self) -> bool:
+        """Delete all contexts of the thread, and leave no byte; False when there were none."""
+        pruned = await self._do(lambda store: self._past.thread(store).delete_namespace(erase=True))
+        return pruned.checkpoints > 0
+
+    def close(self) -> None:
+        """Close the store if it was opened here, and nothing else of this process uses it."""
+        self._home.close()
+
+
+def serializer_of(workflow: Workflow, types: Types) -> JsonSerializer:
+    """Return a serializer that loads the events of a workflow, and the types of the caller."""
+    events = {event for event in workflow.events if isinstance(event, type)}
+    return JsonSerializer(
+        allowed_types={*events, workflow.start_event_class, workflow.stop_event_class, *types}
+    )
+
+
+def dumped(context: Context[Any], serializer: JsonSerializer) -> dict[str, Any]:
+    """Return a context as a plain value. The values of its store are JSON texts there, and objects here: these share what is equal."""
+    plain = context.to_dict(serializer)
+    values = _values(plain)
+    return {_CONTEXT: plain if values is None else _with_values(plain, _mapped(json.loads, values))}
+
+
+def loaded(workflow: Workflow, state: Any, serializer: JsonSerializer) -> Context[Any]:
+    """Return the context of a plain value."""
+    plain = state.get(_CONTEXT) if isinstance(state, dict) else None
+    if not isinstance(plain, dict):
+        raise BadArgument(f"this thread holds no context of a workflow in its namespace {NAMESPACE!r}")
+    values = _values(plain)
+    whole = plain if values is None else _with_values(plain, _mapped(json.dumps, values))
+    return Context.from_dict(workflow, whole, serializer)
+
+
+def _mapped(change: Any, values: dict[str, Any]) -> dict[str, Any]:
+    return {name: change(value) for name, value in values.items()}
+
+
+def _values(plain: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the values of a store of any values; None for one that has a type."""
+    data = (plain.get("state") or {}).get("state_data")
+    values = data.get("_data") if isinstance(data, dict) else None
+    return values if isinstance(values, dict) else None
+
+
+def _with_values(plain: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    state = {**plain["state"], "state_data": {**plain["state"]["state_data"], "_data": values}}
+    return {**plain, "state": state}

@@ -1,0 +1,106 @@
+"""Tells open pages that something changed, by server-sent events. One look serves all pages that watch the same."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from outlive.errors import OutliveError
+from outlive.inspector.pages.now import group_runs, open_questions
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from outlive.inspector.site import Site
+
+INTERVAL_S = 1.0
+_MOST = 100  # open pages
+_VOLATILE = ("lease_left_s", "quiet_s", "updated_at", "usage")
+Topic = tuple[str, ...]
+
+
+class Live:
+    """What each topic looked like at the last look."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._seen: dict[Topic, tuple[float, dict[str, Any]]] = {}
+        self._locks: dict[Topic, asyncio.Lock] = {}
+        self._listeners = 0
+
+    async def endpoint(self, request: Request) -> Response:
+        if self._listeners >= _MOST:
+            return Response(status_code=503)
+        params = request.query_params
+        topic = (
+            params.get("topic", "now"),
+            params.get("id", ""),
+            params.get("ns", ""),
+            params.get("thread", ""),
+        )
+        headers = {"x-accel-buffering": "no"}
+        return StreamingResponse(self._events(topic), media_type="text/event-stream", headers=headers)
+
+    async def _events(self, topic: Topic) -> AsyncIterator[str]:
+        self._listeners += 1
+        last = None
+        try:
+            while True:
+                look = await self._look(topic)
+                if look != last:
+                    yield f"data: {json.dumps(look)}\n\n"
+                    last = look
+                else:
+                    yield ": still here\n\n"  # a closed page is noticed by writing to it
+                await asyncio.sleep(INTERVAL_S)
+        finally:
+            self._listeners -= 1
+            if not self._listeners:
+                self._seen.clear()
+                self._locks.clear()
+
+    async def _look(self, topic: Topic) -> dict[str, Any]:
+        async with self._locks.setdefault(topic, asyncio.Lock()):
+            at, look = self._seen.get(topic, (0.0, {}))
+            if time.monotonic() - at >= INTERVAL_S * 0.9:
+                try:
+                    look = await run_in_threadpool(self._read, topic)
+                except OutliveError:
+                    look = {"error": "the store cannot be read"}
+                self._seen[topic] = (time.monotonic(), look)
+            return look
+
+    def _read(self, topic: Topic) -> dict[str, Any]:
+        kind, id, namespace, thread = topic
+        store = self._site.store
+        if kind == "thread" and id:
+            head = next(iter(store.thread(id, namespace=namespace).history(limit=1)), None)
+            return {"head": None if head is None else head.id, "seq": None if head is None else head.seq}
+        if kind == "run" and id:
+            run = store.find_run(id, thread=thread or None)
+            steps = [] if run is None else store.steps(id, thread=run.thread)
+            return {
+                "mark": _digest([run.status if run else None, [(step.key, step.status) for step in steps]])
+            }
+        if kind == "threads":
+            newest = next(iter(store.threads(order="updated", limit=1)), None)
+            return {"mark": None if newest is None else newest.cursor}
+        groups, questions = group_runs(self._site), open_questions(self._site)
+        settled = [
+            {key: value for key, value in item.items() if key not in _VOLATILE}
+            for items in groups.values()
+            for item in items
+        ]
+        counts = {"questions": len(questions), **{name: len(items) for name, items in groups.items()}}
+        return {"counts": counts, "mark": _digest([settled, questions])}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:16]

@@ -1,0 +1,68 @@
+"""What an ordinary small save to SQLite costs: counts of calls and statements, which no machine changes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+import outlive
+
+MOST_CALLS = 60  # of Python functions, those of other packages too
+MOST_STATEMENTS = 6  # begin, thread, chunk, head, checkpoint, commit
+
+
+class Costs:
+    """Count the Python functions that are called, and the statements that SQLite executes."""
+
+    def __init__(self):
+        self.calls = []
+        self.statements = 0
+
+    def count(self, function):
+        sys.setprofile(self._note)
+        try:
+            function()
+        finally:
+            sys.setprofile(None)
+        return self
+
+    def _note(self, frame, event, argument):
+        if event == "call":
+            self.calls.append(f"{frame.f_code.co_filename}: {frame.f_code.co_name}")
+        elif event == "c_call" and argument.__name__ == "execute":
+            self.statements += 1
+
+
+@pytest.fixture
+def thread(tmp_path):
+    with outlive.open(tmp_path / "store.db") as store:
+        yield store.thread("t")
+
+
+def state(step):
+    return {"messages": [{"role": "user", "content": f"message {step} " * 20}], "step": step}
+
+
+def warm(thread, folder):
+    for step in range(3):
+        thread.save(state(step))
+    # A folder that changed just now is looked at closely, as it may change again and keep its time.
+    os.utime(folder, (0, 0))
+    thread.save(state(3))
+
+
+def test_a_small_save_makes_few_calls_and_statements(thread, tmp_path):
+    warm(thread, tmp_path)
+    new = state(4)
+    costs = Costs().count(lambda: thread.save(new))
+    assert len(costs.calls) - 1 <= MOST_CALLS, "\n".join(costs.calls)  # without the lambda
+    assert 0 < costs.statements <= MOST_STATEMENTS
+    assert thread.load() == new
+
+
+def test_a_save_of_what_is_stored_already_writes_no_chunk(thread, tmp_path):
+    warm(thread, tmp_path)
+    costs = Costs().count(lambda: thread.save(state(3)))
+    assert 0 < costs.statements < MOST_STATEMENTS

@@ -1,0 +1,411 @@
+"""Google ADK: its sessions on every store, and its agents as runs that survive a kill."""
+
+import asyncio
+import functools
+import time
+
+import pytest
+from google.adk.agents import LlmAgent, RunConfig
+from google.adk.agents.run_config import StreamingMode
+from google.adk.errors import StaleSessionError
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events import Event, EventActions
+from google.adk.models import BaseLlm, LlmResponse
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.adk.sessions.base_session_service import GetSessionConfig
+from google.adk.tools import FunctionTool, LongRunningFunctionTool, ToolContext
+from google.genai import types
+
+import outlive
+from outlive.adapters.adk import OutliveSessionService, aresume, arun, resume, run
+from outlive.errors import BadArgument, LeaseLost, ThreadBusy
+from rig.adapters import APPENDS, LEASE_S, PROCESSES, Calls, append_at_once, die, recover
+
+WHO = {"app_name": "planner", "user_id": "ann"}
+PLACE = {**WHO, "session_id": "trip"}
+MINE = {"user_id": "ann", "session_id": "trip"}
+
+
+def text(words):
+    return [types.Part(text=words)]
+
+
+def call(name, id, **args):
+    return types.Part(function_call=types.FunctionCall(name=name, id=id, args=args))
+
+
+def event(words, author="user", timestamp=None, **delta):
+    return Event(
+        author=author,
+        content=types.Content(role="user", parts=text(words)),
+        actions=EventActions(state_delta=delta),
+        timestamp=timestamp or time.time(),
+    )
+
+
+class Scripted(BaseLlm):
+    """A model that answers by the number of its own messages in the request, and counts its calls."""
+
+    model: str = "scripted"
+    script: list
+    calls: object = None
+
+    async def generate_content_async(self, llm_request, stream=False):
+        number = sum(content.role == "model" for content in llm_request.contents)
+        if self.calls is not None:
+            self.calls(f"model:{number}")
+        parts = self.script[number]
+        if stream and parts[0].text:
+            for letter in parts[0].text:
+                yield response(text(letter), partial=True)
+        yield response(parts)
+
+
+def response(parts, **options):
+    return LlmResponse(content=types.Content(role="model", parts=parts), **options)
+
+
+# Sessions
+
+
+@pytest.fixture
+def service(each_store):
+    return OutliveSessionService(each_store)
+
+
+def plain(session):
+    return session.model_dump(exclude={"last_update_time"})
+
+
+def test_the_sessions_are_those_of_adks_own_service(service):
+    first = event(
+        "hello", timestamp=5.0, mood="good", **{"app:x": 1, "user:y": [2], "temp:z": 3, "gone": None}
+    )
+    events = [first, event("earlier", timestamp=4.0, mood="bad"), event("later", timestamp=6.0)]
+
+    async def play(subject):
+        session = await subject.create_session(
+            **WHO, session_id=" trip ", state={"a": 1, "app:b": 2, "user:c": 3, "temp:d": 4}
+        )
+        yield plain(session)
+        with pytest.raises(AlreadyExistsError):
+            await subject.create_session(**PLACE)
+        for each in events:
+            await subject.append_event(session, each.model_copy(deep=True))
+        part = event("part")
+        part.partial = True
+        await subject.append_event(session, part)
+        yield plain(session)
+        configs = [None, *(GetSessionConfig(num_recent_events=n) for n in (0, 1, 2, 9))]
+        configs += [GetSessionConfig(after_timestamp=moment) for moment in (4.5, 6.0, 7.0)]
+        for config in configs:
+            seen = await subject.get_session(**PLACE, config=config)
+            yield (plain(seen), seen.last_update_time)
+        await subject.create_session(app_name="planner", user_id="bob", session_id="b")
+        await subject.create_session(app_name="other", user_id="ann", session_id="o")
+        for query in ({"app_name": "planner"}, WHO, {"app_name": "none"}):
+            yield [plain(found) for found in (await subject.list_sessions(**query)).sessions]
+        yield await subject.get_user_state(**WHO)
+        await subject.delete_session(**PLACE)
+        await subject.delete_session(**PLACE)
+        yield await subject.get_session(**PLACE)
+        with pytest.raises(SessionNotFoundError):
+            await subject.append_event(session, event("late"))
+
+    async def both():
+        ours = [seen async for seen in play(service)]
+        theirs = [seen async for seen in play(InMemorySessionService())]
+        assert ours == theirs
+
+    asyncio.run(both())
+
+
+def test_what_a_caller_has_is_its_own(service):
+    async def scenario():
+        session = await service.create_session(**PLACE, state={"list": [1]})
+        session.state["list"].append(2)
+        new = event("hello", box=[1])
+        await service.append_event(session, new)
+        new.actions.state_delta["box"].append(2)
+        await service.append_event(session, event("again"))
+        stored = await service.get_session(**PLACE)
+        assert stored.state == {"list": [1], "box": [1]}
+        assert [each.actions.state_delta for each in stored.events] == [{"box": [1]}, {}]
+
+    asyncio.run(scenario())
+
+
+def test_a_writer_that_has_not_seen_the_newest_event_is_told(service, each_store):
+    async def scenario():
+        await service.create_session(**PLACE)
+        first, second = await service.get_session(**PLACE), await service.get_session(**PLACE)
+        await OutliveSessionService(each_store).append_event(first, event("one"))
+        with pytest.raises(StaleSessionError):
+            await service.append_event(second, event("two", **{"user:x": 1}))
+        assert await service.get_user_state(**WHO) == {}, "nothing of it is stored"
+        assert len((await service.get_session(**PLACE)).events) == 1
+
+    asyncio.run(scenario())
+
+
+def add_many(report, url, number, wait):
+    async def scenario():
+        async with OutliveSessionService(url) as service:
+            wait(report)
+            done = 0
+            while done < APPENDS:
+                session = await service.get_session(**PLACE)
+                try:
+                    await service.append_event(session, event("add", count=session.state["count"] + 1))
+                except StaleSessionError:
+                    continue
+                done += 1
+            session = await service.create_session(**WHO, session_id=f"own {number}")
+            for n in range(APPENDS):
+                await service.append_event(session, event("share", **{f"user:{number} {n}": n}))
+
+    asyncio.run(scenario())
+
+
+def test_two_processes_at_once_lose_no_update(workers, shared_url, folder):
+    with outlive.open(shared_url) as store:
+        service = OutliveSessionService(store)
+        asyncio.run(service.create_session(**PLACE, state={"count": 0}))
+        append_at_once(workers, add_many, shared_url, folder)
+        session = asyncio.run(service.get_session(**PLACE))
+        assert (session.state["count"], len(session.events)) == (PROCESSES * APPENDS,) * 2
+        assert len(asyncio.run(service.get_user_state(**WHO))) == PROCESSES * APPENDS
+
+
+def test_the_past_of_a_session(service):
+    async def scenario():
+        session = await service.create_session(**PLACE)
+        for n in range(3):
+            await service.append_event(session, event(str(n), n=n))
+        newest, before, *_ = await service.history(**PLACE)
+        assert newest.metadata["author"] == "user"
+        past = await service.get_session(**PLACE, at=before.id)
+        assert (past.state, len(past.events)) == ({"n": 1}, 2)
+        with pytest.raises(StaleSessionError):
+            await service.append_event(past, event("x"))
+        forked = await service.fork("other", **PLACE, at=before.id)
+        await service.append_event(forked, event("another"))
+        assert (forked.id, len(forked.events), forked.state) == ("other", 3, {"n": 1})
+        assert "state.n" in [change.path for change in await service.diff(before.id, **PLACE)]
+        assert await service.prune(1, **PLACE) == 3
+        assert len((await service.get_session(**PLACE)).events) == 3
+
+    asyncio.run(scenario())
+
+
+def test_what_is_deleted_is_erased(folder):
+    path = folder / "agent.db"
+
+    async def scenario():
+        async with OutliveSessionService(f"sqlite:///{path}") as service:
+            session = await service.create_session(**PLACE)
+            await service.append_event(session, event("the-secret-word"))
+            await service.delete_session(**PLACE)
+        assert b"the-secret-word" not in path.read_bytes()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("mode", [StreamingMode.NONE, StreamingMode.SSE])
+def test_an_agent_with_parallel_tools_and_streams_leaves_what_it_leaves_in_adks_own_service(each_store, mode):
+    async def talk(service):
+        runner = Runner(app_name="planner", agent=agent(None), session_service=service)
+        await service.create_session(**PLACE)
+        stream = runner.run_async(
+            **MINE, new_message=types.Content(parts=text("go")), run_config=RunConfig(streaming_mode=mode)
+        )
+        seen = [each.partial async for each in stream]
+        stored = (await service.get_session(**PLACE)).events
+        return seen, [(each.author, each.content) for each in stored]
+
+    ours = asyncio.run(talk(OutliveSessionService(each_store)))
+    assert ours == asyncio.run(talk(InMemorySessionService()))
+    assert (True in ours[0]) == (mode is StreamingMode.SSE)
+
+
+# Runs
+
+SCRIPT = [
+    [call("search", "c1", city="Porto")],
+    [call("book", "c2", city="Porto"), call("book", "c3", city="Faro")],
+    text("done"),
+]
+ALL = ["model:0", "search:Porto", "model:1", "book:Porto", "book:Faro", "model:2"]
+
+
+def agent(folder, dies_in=None):
+    calls = (lambda name: None) if folder is None else Calls(folder, dies_in)
+
+    async def search(city: str, tool_context: ToolContext) -> dict:
+        """Search a city."""
+        tool_context.state["user:city"] = city
+        calls(f"search:{city}")
+        return {"found": city}
+
+    async def book(city: str, tool_context: ToolContext) -> str:
+        """Book a city."""
+        if city == "Faro" and folder is not None:  # the other one of the two has ended
+            while "book:Porto" not in calls.names:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+        tool_context.state[city] = "booked"
+        calls(f"book:{city}")
+        return f"booked {city}"
+
+    return LlmAgent(name="planner", model=Scripted(script=SCRIPT, calls=calls), tools=[search, book])
+
+
+def plan_and_die(report, url, folder, name="book:Faro"):
+    with outlive.open(url) as store:
+        run(agent(folder, name), "go", **MINE, store=store, run_id="r", lease_s=LEASE_S)
+
+
+def plan_on_a_loop_and_die(report, url, folder):
+    async def scenario():
+        async with await outlive.open_async(url) as store:
+            await arun(agent(folder, "book:Faro"), "go", **MINE, store=store, run_id="r", lease_s=LEASE_S)
+
+    asyncio.run(scenario())
+
+
+def stored_session(url):
+    with outlive.open(url) as store:
+        return asyncio.run(OutliveSessionService(store).get_session(**PLACE))
+
+
+@pytest.mark.parametrize("begin", [plan_and_die, plan_on_a_loop_and_die])
+def test_an_agent_that_is_killed_in_its_second_tool_is_finished_by_another_process(
+    workers, shared_url, folder, begin
+):
+    die(workers, begin, shared_url, str(folder))
+    info = recover(shared_url, {"planner": lambda run: resume(agent(folder), run)})
+    assert (info.status, info.result, info.attempt) == ("completed", "done", 2)
+    assert Calls(folder).names == [*ALL[:5], "book:Faro", "model:2"], (
+        "only what was under way is called again"
+    )
+    session = stored_session(shared_url)
+    assert session.state == {"user:city": "Porto", "Porto": "booked", "Faro": "booked"}
+    responses = [part.response for each in session.events for part in each.get_function_responses()]
+    assert responses == [{"found": "Porto"}, {"result": "booked Porto"}, {"result": "booked Faro"}]
+    with outlive.open(shared_url) as store:
+        again = run(agent(folder), "go", **MINE, store=store, run_id="r")
+        assert (again.output, again.events) == ("done", [])
+
+
+@pytest.mark.parametrize("name", ["model:0", "search:Porto", "model:1", "book:Porto", "model:2"])
+def test_every_kill_of_a_run_repeats_only_what_was_under_way(workers, url, folder, name):
+    die(workers, plan_and_die, url, str(folder), name)
+    info = recover(url, {"planner": lambda run: resume(agent(folder), run)})
+    assert (info.status, info.result) == ("completed", "done")
+    assert sorted(Calls(folder).names) == sorted([*ALL, name])
+
+
+def test_an_agent_is_resumed_on_a_loop_and_its_events_are_heard(workers, url, folder):
+    die(workers, plan_and_die, url, str(folder))
+    heard = []
+
+    async def scenario():
+        async with await outlive.open_async(url) as store:
+            handlers = {"planner": functools.partial(aresume, agent(folder), on_event=heard.append)}
+            while not (report := await store.recover(handlers)).resumed:
+                assert not report.failed, report.failed
+                await asyncio.sleep(0.1)
+            assert [info.result for info in report.resumed] == ["done"]
+
+    asyncio.run(scenario())
+    assert heard[-1].author == "planner"
+
+
+def end_and_die(report, url, folder):
+    def stop(event):
+        if event.is_final_response():
+            Calls(folder, "end")("end")
+
+    with outlive.open(url) as store:
+        run(agent(folder), "go", **MINE, store=store, run_id="r", on_event=stop, lease_s=LEASE_S)
+
+
+def test_a_run_that_is_killed_after_its_last_event_calls_nothing_again(workers, shared_url, folder):
+    die(workers, end_and_die, shared_url, str(folder))
+    info = recover(shared_url, {"planner": lambda run: resume(agent(folder), run)})
+    assert (info.result, Calls(folder).names) == ("done", [*ALL, "end"])
+
+
+def payer(calls):
+    def pay(eur: int) -> dict:
+        """Pay an amount."""
+        calls(f"pay:{eur}")
+        return {"paid": eur}
+
+    model = Scripted(script=[[call("pay", "c1", eur=1), call("pay", "c2", eur=2)], text("done")])
+    return LlmAgent(name="payer", model=model, tools=[FunctionTool(pay, require_confirmation=True)])
+
+
+def test_a_confirmation_is_a_question_that_any_process_answers(each_store, folder):
+    calls = Calls(folder)
+    assert run(payer(calls), "go", **MINE, store=each_store, run_id="r").is_waiting
+    first, second = sorted(each_store.questions(), key=lambda question: question.name)
+    assert (first.name, first.payload["tool"], first.payload["arguments"]) == ("pay:c1", "pay", {"eur": 1})
+    each_store.answer("r", first.name, True)
+    assert not each_store.recover({"payer": lambda run: resume(payer(calls), run)}).resumed
+    each_store.answer("r", second.name, {"approve": False})
+    each_store.recover({"payer": lambda run: resume(payer(calls), run)})
+    assert (each_store.find_run("r").result, calls.names) == ("done", ["pay:1"])
+
+
+def test_a_long_running_tool_is_a_question_whose_answer_is_its_result(each_store):
+    def ask_boss(what: str) -> dict:
+        """Ask the boss."""
+        return {"status": "pending"}
+
+    def asker():
+        model = Scripted(script=[[call("ask_boss", "c1", what="raise")], text("done")])
+        return LlmAgent(name="asker", model=model, tools=[LongRunningFunctionTool(ask_boss)])
+
+    assert run(asker(), "go", **MINE, store=each_store, run_id="r").is_waiting
+    (question,) = each_store.questions()
+    assert question.payload == {"tool": "ask_boss", "arguments": {"what": "raise"}, "call_id": "c1"}
+    each_store.answer("r", question.name, {"granted": True})
+    outcomes = []
+    each_store.recover({"asker": lambda run: outcomes.append(resume(asker(), run))})
+    assert outcomes[0].output == "done"
+
+
+def test_a_lost_run_is_not_told_to_the_model(folder):
+    calls = Calls(folder)
+    with outlive.open("memory:") as store:
+
+        def work(n: int) -> str:
+            """Work."""
+            calls(f"work:{n}")
+            if n == 1:
+                store.cancel("r")
+            return "worked"
+
+        script = [*([call("work", f"c{n}", n=n)] for n in range(4)), text("done")]
+        worker = LlmAgent(name="worker", model=Scripted(script=script, calls=calls), tools=[work])
+        with pytest.raises(LeaseLost):
+            run(worker, "go", **MINE, store=store, run_id="r")
+        assert calls.names == ["model:0", "work:0", "model:1", "work:1"]
+
+
+def test_wrong_arguments_say_what_to_do():
+    with outlive.open("memory:") as store:
+        with pytest.raises(BadArgument, match="session_service"):
+            run(agent(None), "go", **MINE, store=store, session_service=InMemorySessionService())
+        with store.run("t") as other, pytest.raises(BadArgument, match="not started by this adapter"):
+            resume(agent(None), other)
+        with store.run('["adk","session","planner","ann","trip"]'), pytest.raises(ThreadBusy):
+            run(agent(None), "go", **MINE, store=store)
+        store.thread('["adk","session","planner","ann","x"]').save({"other": 1})
+        with pytest.raises(BadArgument, match="another state"):
+            asyncio.run(OutliveSessionService(store).get_session(**WHO, session_id="x"))
+    with pytest.raises(BadArgument, match="OutliveSessionService takes"):
+        OutliveSessionService(3)

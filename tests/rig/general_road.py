@@ -1,0 +1,12 @@
+"""SQLite without its straight road."""
+
+from __future__ import annotations
+
+from outlive.backends.sqlite.backend import SQLiteBackend
+
+
+class GeneralRoad(SQLiteBackend):
+    """Every commit takes the general road, ordinary saves too."""
+
+    def _commit_together(self, commits, busy_s, *, is_general=False):
+        return super()._commit_together(commits, busy_s, is_general=True)
