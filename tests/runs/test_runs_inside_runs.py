@@ -168,12 +168,16 @@ def test_runs_three_deep_wait_and_continue(store, short_sleeps_wait):
 
 
 def test_two_children_in_branches_wait_and_each_continues_with_its_own_answer(store):
-    calls = []
+    calls, both = [], threading.Barrier(2)
+
+    def draft(name):
+        both.wait(PATIENCE_S)  # a branch that comes after the run was suspended would ask when it is resumed
+        calls.append(name)
 
     def branch(run, name):
         with run.child(f"notes {name}", agent="writer", run_id=name) as child:
             if not child.is_finished:
-                child.step("draft", calls.append, name)
+                child.step("draft", draft, name)
                 child.complete(child.ask("publish?"))
         return child.result
 

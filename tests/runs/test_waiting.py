@@ -732,3 +732,34 @@ def test_an_early_answer_of_any_form_is_asked_for_again(store):
         run.ask("q", schema={"type": "object", "properties": {"a": {"type": "string"}}})
     assert run.status == "waiting"
     assert "must be string" in next(iter(store.questions())).refused
+
+
+def test_no_step_begins_while_another_branch_suspends_the_run(store):
+    """Its function would be called, and its result be refused: the step would be repeated without need."""
+    calls, errors = [], []
+
+    def branch(run):
+        try:
+            run.step("late", calls.append, 1)
+        except outlive.RunSuspended as error:
+            errors.append(error)
+
+    with store.run("t", run_id="r") as run:
+        end = run._run._end
+        suspend, late = end.suspend, threading.Thread(target=branch, args=(run,))
+
+        async def slow_suspend(*args, **kwargs):
+            late.start()
+            time.sleep(0.1)
+            await suspend(*args, **kwargs)
+
+        end.suspend = slow_suspend
+        run.ask("ok?")
+    late.join(PATIENCE_S)
+    assert calls == []
+    assert len(errors) == 1
+    store.answer("r", "ok?", True)
+    with store.run("t", run_id="r") as run:
+        branch(run)
+        assert run.ask("ok?") is True
+    assert calls == [1]

@@ -58,6 +58,7 @@ from outlive.threads.engine import Engine
 
 MAX_RESULT = 16 << 20  # bytes
 _INTERRUPTED = "interrupted"
+_PARKING_S = 0.01  # between looks whether another branch has suspended the run
 _PAGE = 500
 # The steps inside which this task or thread is: (id of the ledger, name, key).
 _around: ContextVar[tuple[tuple[int, str, str], ...]] = ContextVar("outlive_steps", default=())
@@ -109,6 +110,7 @@ class Ledger:
         self._order: dict[tuple[str, str], int] = {}  # the position in the order of beginning, from 1
         self._begun = 0
         self._in_flight: dict[tuple[str, str], None] = {}  # in the order in which they began
+        self._parking = 0  # branches that suspend the run: a step may not begin meanwhile
         self._new: set[tuple[str, str]] = set()  # of those in flight, the ones that the budget has to count
         self._lock = run._engine.runtime.lock()  # steps may begin in many threads at once
 
@@ -139,7 +141,9 @@ class Ledger:
         self.check_in_time()
         self._run._check_live()
         options = options or DEFAULTS
-        ledger_key = self._enter(name, options.key)
+        while (ledger_key := self._enter(name, options.key)) is None:
+            await self._run._engine.runtime.sleep(_PARKING_S)
+            self._run._check_live()
         around = _around.set((*_around.get(), (id(self), *ledger_key)))
         self._run._progress.moved()
         try:
@@ -191,7 +195,25 @@ class Ledger:
     def is_busy_outside(self, steps: frozenset[tuple[int, str, str]]) -> bool:
         """Tell whether steps of this run other than these are in flight."""
         with self._lock:
-            return any((id(self), *ledger_key) not in steps for ledger_key in self._in_flight)
+            return self._has_others(steps)
+
+    @contextlib.contextmanager
+    def parking(self, steps: frozenset[tuple[int, str, str]]) -> Iterator[bool]:
+        """Let no step begin while the run is suspended; yield False if one other than these has begun.
+
+        Otherwise the function of a step could be called, and its result be refused.
+        """
+        with self._lock:
+            is_parking = not self._has_others(steps)
+            self._parking += is_parking
+        try:
+            yield is_parking
+        finally:
+            with self._lock:
+                self._parking -= is_parking
+
+    def _has_others(self, steps: frozenset[tuple[int, str, str]]) -> bool:
+        return any((id(self), *ledger_key) not in steps for ledger_key in self._in_flight)
 
     async def _do(
         self,
@@ -237,8 +259,8 @@ class Ledger:
             call = functools.partial(function, *args, **with_key(function, args, kwargs, key))
         return await self._try(self._begin(ledger_key, digest, known, key), call, options)
 
-    def _enter(self, name: str, key: str | None) -> tuple[str, str]:
-        """Return the name and key of the step, and note that it is running."""
+    def _enter(self, name: str, key: str | None) -> tuple[str, str] | None:
+        """Return the name and key of the step, and note that it is running; None while the run is suspended."""
         if not isinstance(name, str) or not name or "\n" in name or len(name) > 200:
             raise BadArgument(
                 f"the name of a step must be one line of 1 to 200 characters, not {name!r:.100}"
@@ -248,6 +270,8 @@ class Ledger:
                 f"the key of a step must be one line of at most 500 characters, not {key!r:.100}"
             )
         with self._lock:
+            if self._parking:
+                return None
             if key is None and any(running == name for running, _ in self._in_flight):
                 raise AmbiguousStep(self._run.id, name)
             ledger_key = (name, f"#{self._counts.get(name, 0) + 1}") if key is None else (name, f"={key}")

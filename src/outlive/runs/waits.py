@@ -78,6 +78,7 @@ class Branches(Order, Protocol):
     def effect_key(self) -> str: ...
     def around(self) -> Around: ...
     def is_busy_outside(self, steps: Around) -> bool: ...
+    def parking(self, steps: Around) -> AbstractContextManager[bool]: ...
     def occupied(self, name: str) -> AbstractContextManager[None]: ...
 
 
@@ -358,8 +359,11 @@ class Waits(KnownWaits):
                 # 5. Nothing is left to do: park, with all that other branches wait for. A crash
                 #    before this commit leaves a run that died and asks again; a crash after it
                 #    leaves one that waits.
-                await self._park(call, now)
-                break
+                with run._branches.parking(self._waiting_steps()) as is_parking:
+                    if is_parking:
+                        await self._park(call, now)
+                        break
+                is_quiet = False  # a step of another branch has begun since
             except EntryHeld as error:
                 if error.kind != WAIT:
                     raise
@@ -431,11 +435,15 @@ class Waits(KnownWaits):
 
     def _has_steps(self, around: Around = frozenset()) -> bool:
         """Tell whether steps that do not wait are in flight, of this run or of runs in its block."""
-        waiting = around.union(*(each.steps for each in tuple(self._calls)))
+        waiting = self._waiting_steps(around)
         inside = (run._waits for run in self._run._runs_inside())
         return self._run._branches.is_busy_outside(waiting) or any(
             waits._has_steps(waiting) for waits in inside
         )
+
+    def _waiting_steps(self, around: Around = frozenset()) -> Around:
+        """Return the steps in which branches of this run wait."""
+        return around.union(*(each.steps for each in tuple(self._calls)))
 
 
 def _waiting(
