@@ -84,15 +84,19 @@ class AgentDrive:
         others = [each for each in self._agent.context_providers if not _is_loading(each)]
         return [history, *others]
 
-    async def _go(self, agent: Agent[Any], messages: list[Message], session: AgentSession) -> AgentResponse[Any]:
+    async def _go(
+        self, agent: Agent[Any], messages: list[Message], session: AgentSession
+    ) -> AgentResponse[Any]:
         if self._on_event is None:
-            return await agent.run(messages, session=session, **self._options)
+            response: AgentResponse[Any] = await agent.run(messages, session=session, **self._options)
+            return response
         stream = agent.run(messages, session=session, stream=True, **self._options)
         async for update in stream:
             heard = self._on_event(update)
             if inspect.isawaitable(heard):
                 await heard
-        return await stream.get_final_response()
+        final: AgentResponse[Any] = await stream.get_final_response()
+        return final
 
 
 def check_client(agent: Agent[Any]) -> None:
@@ -130,7 +134,7 @@ async def _begun_session(current: Work, store: AsyncStore) -> AgentSession:
     async def read() -> Any:
         return await store.thread(thread_id, namespace=_SESSION).load()
 
-    stored = await kept(_SESSION, read)
+    stored: Any = await kept(_SESSION, read)
     if stored is None:
         return AgentSession(session_id=thread_id)
     return AgentSession.from_dict({**stored, "session_id": thread_id})
@@ -150,11 +154,11 @@ async def _answers(current: Work, requests: list[Content]) -> list[Message]:
     """Return messages with the answers to requests. Without all, the run waits: raises RunSuspended."""
     questions = [question_of(request) for request in requests]
     answers = await ask_all(current, dict(questions))
-    parts = [answer_to(request, answers[name]) for (name, _), request in zip(questions, requests, strict=True)]
-    roles = {part.type: "tool" if part.type == "function_result" else "user" for part in parts}
-    return [
-        Message(role, [part for part in parts if part.type == kind]) for kind, role in roles.items()
+    parts = [
+        answer_to(request, answers[name]) for (name, _), request in zip(questions, requests, strict=True)
     ]
+    roles = {part.type: "tool" if part.type == "function_result" else "user" for part in parts}
+    return [Message(role, [part for part in parts if part.type == kind]) for kind, role in roles.items()]
 
 
 def question_of(request: Content) -> tuple[str, Question]:

@@ -143,7 +143,9 @@ def _response_of(kind: Any, stored: Any) -> ChatResponse[Any] | None:
 @contextmanager
 def _request_key(work: Work, place: str, messages: Sequence[Message]) -> Iterator[str]:
     """Name a request. One that fails may be made again under its name."""
-    shape = [[str(message.role), [_outline(part, place) for part in message.contents]] for message in messages]
+    shape = [
+        [str(message.role), [_outline(part, place) for part in message.contents]] for message in messages
+    ]
     digest = hashlib.blake2b(json.dumps(shape).encode(), digest_size=12).hexdigest()
     name = f"{place}{digest}"
     number = work.counts[name]
@@ -218,9 +220,7 @@ async def _called_once(work: Work, place: str, context: FunctionInvocationContex
         return {"again": True} if has_changed_tools else _plain_outcome(outcome)
 
     name = f"tool:{context.function.name}"
-    outcome = await kept(
-        name, call, key=_call_key(work, place, context), dump=dump, load=_outcome_of
-    )
+    outcome = await kept(name, call, key=_call_key(work, place, context), dump=dump, load=_outcome_of)
     # A tool that changed the tools of the agent does so again: these are no data.
     return await call() if outcome is _AGAIN and not was_called else outcome
 

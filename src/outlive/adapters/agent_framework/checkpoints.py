@@ -66,7 +66,7 @@ class OutliveCheckpointStorage:
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
         """Return the checkpoints of a workflow, oldest first."""
-        return await self._home.acall(lambda store: self._log.list(store, workflow_name))
+        return await self._home.acall(lambda store: self._log.all(store, workflow_name))
 
     async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
         """Return the ids of the checkpoints of a workflow, oldest first."""
@@ -159,7 +159,7 @@ class CheckpointLog:
         """Return a checkpoint. Raises WorkflowCheckpointException."""
         return self.decoded(await self.read(store, id))
 
-    async def list(self, store: AsyncStore, workflow: str) -> list[WorkflowCheckpoint]:
+    async def all(self, store: AsyncStore, workflow: str) -> list[WorkflowCheckpoint]:
         """Return the checkpoints of a workflow, oldest first."""
         filter = {_WORKFLOW: workflow}
         found = [each async for each in self.past.thread(store).history(filter=filter, states=True)]

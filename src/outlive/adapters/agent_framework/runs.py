@@ -119,7 +119,9 @@ async def aresume(
 
 def _split(subject: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the options of the run, and those of the framework."""
-    theirs = _checked({name: value for name, value in options.items() if name not in _OURS or name == "prompt"})
+    theirs = _checked(
+        {name: value for name, value in options.items() if name not in _OURS or name == "prompt"}
+    )
     name = getattr(subject, "name", None)
     return {"agent": name, **{key: options[key] for key in options if key in _OURS}}, theirs
 

@@ -89,9 +89,7 @@ class WorkflowDrive:
         next superstep.
         """
         pending: Pending = {}
-        stream = self._workflow.run(
-            **arguments, stream=True, checkpoint_storage=checkpoints, **self._options
-        )
+        stream = self._workflow.run(**arguments, stream=True, checkpoint_storage=checkpoints, **self._options)
         async with stream:
             async for event in stream:
                 current.check()
@@ -142,7 +140,7 @@ class _RunCheckpoints:
     # The workflow does not call these.
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
-        return await self.log.list(self._store, workflow_name)
+        return await self.log.all(self._store, workflow_name)
 
     async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
         return await self.log.ids(self._store, workflow_name)
