@@ -650,6 +650,8 @@ def test_an_approval_is_a_question_that_any_process_answers(each_store, folder, 
     assert (first.name, first.payload) == (
         "pay:c1", {"tool": "pay", "arguments": {"eur": 1}, "call_id": "c1"},
     )  # fmt: skip
+    with pytest.raises(AnswerRefused):  # the framework has no use for the message
+        each_store.answer("r", first.name, {"approve": False, "message": "too much"})
     each_store.answer("r", first.name, True)
     handlers = {"payer": lambda run: resume(payer(calls), run, on_event=on_event)}
     assert not each_store.recover(handlers).resumed

@@ -25,7 +25,7 @@ from outlive.adapters.agent_framework.history import OutliveHistoryProvider, Run
 from outlive.adapters.common.current import Work, save_in_run
 from outlive.adapters.common.ledger import kept
 from outlive.adapters.common.plain import jsonable
-from outlive.adapters.common.questions import approval, ask_all, decision_of
+from outlive.adapters.common.questions import ask_all, decision_of, yes_or_no
 from outlive.errors import BadArgument
 from outlive.runs.waits import Question
 from outlive.store import AsyncStore
@@ -165,7 +165,7 @@ def question_of(request: Content) -> tuple[str, Question]:
     """Return the question that a request of an agent asks, and its name. Raises BadArgument for a kind that is unknown."""
     if request.type == _APPROVAL and request.function_call is not None:
         call = request.function_call
-        return approval(str(call.name), str(call.call_id), call.parse_arguments())
+        return yes_or_no(str(call.name), str(call.call_id), call.parse_arguments())
     if request.type == "function_call":  # of a tool that is only declared
         arguments = jsonable(request.parse_arguments())
         payload = {"tool": request.name, "arguments": arguments, "call_id": request.call_id}
