@@ -42,7 +42,9 @@ DOCS = PROJECT / "docs"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
 # Pages of frameworks: their snippets run where the framework is installed, in tests/frameworks.
 FRAMEWORKS = {
+    "agent-framework.md": "agent_framework",
     "fastapi.md": "fastapi",
+    "google-adk.md": "google.adk",
     "llama-index.md": "workflows",
     "openai-agents.md": "agents",
     "pydantic-ai.md": "pydantic_ai",

@@ -7,8 +7,10 @@ import time
 import pytest
 from google.adk.agents import LlmAgent, RunConfig
 from google.adk.agents.run_config import StreamingMode
+from google.adk.artifacts import InMemoryArtifactService, artifact_util
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.input_validation_error import InputValidationError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
 from google.adk.models import BaseLlm, LlmResponse
@@ -19,7 +21,7 @@ from google.adk.tools import FunctionTool, LongRunningFunctionTool, ToolContext
 from google.genai import types
 
 import outlive
-from outlive.adapters.adk import OutliveSessionService, aresume, arun, resume, run
+from outlive.adapters.adk import OutliveArtifactService, OutliveSessionService, aresume, arun, resume, run
 from outlive.errors import BadArgument, LeaseLost, ThreadBusy
 from rig.adapters import APPENDS, LEASE_S, PROCESSES, Calls, append_at_once, die, recover
 
@@ -228,6 +230,205 @@ def test_an_agent_with_parallel_tools_and_streams_leaves_what_it_leaves_in_adks_
     ours = asyncio.run(talk(OutliveSessionService(each_store)))
     assert ours == asyncio.run(talk(InMemorySessionService()))
     assert (True in ours[0]) == (mode is StreamingMode.SSE)
+
+
+# Artifacts
+
+FILE = {**PLACE, "filename": "plan.bin"}
+MINE_TOO = {**PLACE, "filename": "user:photo.png"}
+
+
+@pytest.fixture
+def artifacts(each_store):
+    return OutliveArtifactService(each_store)
+
+
+def data(content, kind="application/octet-stream"):
+    return types.Part.from_bytes(data=content, mime_type=kind)
+
+
+def reference(name, version=0, session="trip"):
+    uri = artifact_util.get_artifact_uri("planner", "ann", name, version, session)
+    return types.Part(file_data=types.FileData(file_uri=uri))
+
+
+def test_the_artifacts_are_those_of_adks_own_service(artifacts):
+    """Versions, scopes, references and errors are compared call by call."""
+
+    async def refused(work):
+        with pytest.raises(InputValidationError) as caught:
+            await work
+        return str(caught.value)
+
+    def known(version):
+        return version and version.model_dump(exclude={"create_time", "canonical_uri"})
+
+    async def play(subject):
+        yield await subject.load_artifact(**FILE)
+        yield await subject.get_artifact_version(**FILE)
+        parts = [
+            data(b"\x00\xff" * 9),
+            types.Part(text="plan"),
+            {"inlineData": {"data": "AAE=", "mimeType": "a/b"}},
+        ]
+        for part in parts:
+            yield await subject.save_artifact(**FILE, artifact=part, custom_metadata={"by": ["ann"]})
+        yield await subject.save_artifact(**MINE_TOO, artifact=data(b"png", "image/png"))
+        yield await subject.save_artifact(**{**FILE, "filename": "a/b.txt"}, artifact=types.Part(text=""))
+        for version in (None, 0, 1, 2, 3, -1):
+            yield await subject.load_artifact(**FILE, version=version)
+            yield known(await subject.get_artifact_version(**FILE, version=version))
+        yield await subject.list_versions(**FILE)
+        yield [known(each) for each in await subject.list_artifact_versions(**FILE)]
+        yield await subject.load_artifact(**{**MINE_TOO, "session_id": "another"})
+        for session in ("trip", "another", None):
+            yield await subject.list_artifact_keys(**WHO, session_id=session)
+        link = {**FILE, "filename": "link"}
+        for part in (
+            reference("plan.bin", 1),
+            reference("user:photo.png", session=None),
+            reference("link", 2),
+        ):
+            yield await subject.save_artifact(**link, artifact=part)
+        yield await subject.load_artifact(**link, version=0)
+        yield await subject.load_artifact(**link, version=1)
+        yield await refused(subject.load_artifact(**link))  # it refers to itself
+        yield await refused(subject.save_artifact(**link, artifact=reference("x", session="another")))
+        yield await refused(subject.save_artifact(**link, artifact=types.Part()))
+        yield await refused(subject.save_artifact(**{**FILE, "session_id": None}, artifact=data(b"")))
+        yield await refused(subject.load_artifact(**{**FILE, "user_id": "../bob"}))
+        yield await subject.save_artifact(**FILE, artifact=data(b""))  # what a rewind leaves
+        yield await subject.load_artifact(**FILE)
+        for _ in range(2):
+            await subject.delete_artifact(**FILE)
+        yield await subject.load_artifact(**FILE, version=0)
+        yield await subject.list_versions(**FILE)
+        yield await subject.list_artifact_keys(**PLACE)
+        yield await subject.save_artifact(**FILE, artifact=data(b"new"))
+
+    async def both():
+        ours = [seen async for seen in play(artifacts)]
+        assert ours == [seen async for seen in play(InMemoryArtifactService())]
+
+    asyncio.run(both())
+
+
+def test_a_session_is_found_by_its_id_with_white_space_as_sessions_are(artifacts):
+    async def scenario():
+        padded = {**FILE, "session_id": " trip\n"}
+        await artifacts.save_artifact(**padded, artifact=types.Part(text="plan"))
+        assert (await artifacts.load_artifact(**FILE)).text == "plan"
+        assert await artifacts.list_artifact_keys(**WHO, session_id="trip ") == ["plan.bin"]
+        await artifacts.delete_artifact(**FILE)
+        assert await artifacts.load_artifact(**padded) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_version_has_a_time_and_an_address(artifacts):
+    async def scenario():
+        before = time.time()
+        await artifacts.save_artifact(**FILE, artifact=data(b"x"))
+        version = await artifacts.get_artifact_version(**FILE)
+        assert version.canonical_uri == reference("plan.bin").file_data.file_uri
+        assert before - 60 < version.create_time < time.time() + 60
+        version.custom_metadata["spoilt"] = True
+        assert (await artifacts.get_artifact_version(**FILE)).custom_metadata == {}
+
+    asyncio.run(scenario())
+
+
+def test_old_versions_are_pruned_and_numbers_are_not_given_again(artifacts):
+    async def scenario():
+        for n in range(3):
+            await artifacts.save_artifact(**FILE, artifact=data(bytes([n])))
+        assert await artifacts.prune(1, **FILE) == 2
+        assert await artifacts.load_artifact(**FILE, version=0) is None
+        assert await artifacts.save_artifact(**FILE, artifact=data(b"x")) == 3
+        assert await artifacts.list_versions(**FILE) == [2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_artifacts_that_are_deleted_are_erased(folder):
+    path = folder / "agent.db"
+
+    async def scenario():
+        async with OutliveArtifactService(f"sqlite:///{path}") as service:
+            await service.save_artifact(**FILE, artifact=data(b"the-secret-word"))
+            await service.save_artifact(**FILE, artifact=data(b"other"))
+            await service.delete_artifact(**FILE)
+
+    asyncio.run(scenario())
+    assert b"the-secret-word" not in path.read_bytes()
+
+
+def save_many(report, url, number, wait):
+    async def scenario():
+        async with OutliveArtifactService(url) as service:
+            wait(report)
+            for n in range(APPENDS):
+                await service.save_artifact(**FILE, artifact=types.Part(text=f"{number} {n}"))
+
+    asyncio.run(scenario())
+
+
+def test_two_processes_that_save_one_file_get_versions_of_their_own(workers, shared_url, folder):
+    append_at_once(workers, save_many, shared_url, folder)
+
+    async def scenario():
+        async with OutliveArtifactService(shared_url) as service:
+            versions = await service.list_versions(**FILE)
+            return versions, [(await service.load_artifact(**FILE, version=n)).text for n in versions]
+
+    versions, texts = asyncio.run(scenario())
+    assert versions == list(range(PROCESSES * APPENDS))
+    for number in range(PROCESSES):
+        assert [each for each in texts if each.startswith(f"{number} ")] == [
+            f"{number} {n}" for n in range(APPENDS)
+        ]
+
+
+def test_an_agent_in_a_run_saves_artifacts_and_a_finished_save_is_not_repeated(workers, shared_url, folder):
+    die(workers, write_and_die, shared_url, str(folder))
+
+    def finish(run):
+        with outlive.open(shared_url) as store:
+            return resume(writer(folder), run, artifact_service=OutliveArtifactService(store))
+
+    info = recover(shared_url, {"writer": finish})
+    assert (info.result, Calls(folder).names) == ("done", ["write:1", "write:2", "write:2"])
+    with outlive.open(shared_url) as store:
+        service = OutliveArtifactService(store)
+        where = {**MINE, "app_name": "writer"}
+        assert asyncio.run(service.list_versions(**where, filename="1.txt")) == [0]
+        assert asyncio.run(service.load_artifact(**where, filename="2.txt")).text == "page 2"
+
+
+def writer(folder, dies_in=None):
+    calls = Calls(folder, dies_in)
+
+    async def write(n: int, tool_context: ToolContext) -> str:
+        """Write a page."""
+        calls(f"write:{n}")
+        await tool_context.save_artifact(f"{n}.txt", types.Part(text=f"page {n}"))
+        return "written"
+
+    script = [[call("write", "c1", n=1)], [call("write", "c2", n=2)], text("done")]
+    return LlmAgent(name="writer", model=Scripted(script=script), tools=[write])
+
+
+def write_and_die(report, url, folder):
+    with outlive.open(url) as store:
+        run(
+            writer(folder, "write:2"),
+            "go",
+            **MINE,
+            store=store,
+            run_id="r",
+            lease_s=LEASE_S,
+            artifact_service=OutliveArtifactService(store),
+        )
 
 
 # Runs

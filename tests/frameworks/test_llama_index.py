@@ -9,7 +9,7 @@ from workflows.events import Event, HumanResponseEvent, InputRequiredEvent, Star
 
 import outlive
 from outlive.adapters.llama_index import OutliveContexts, aresume, arun, resume, run
-from outlive.errors import BadArgument, LeaseLost, ThreadBusy
+from outlive.errors import BadArgument, HeadMoved, LeaseLost, ThreadBusy
 from rig.adapters import LEASE_S, Calls, die, recover
 from workflows import Context, Workflow, step
 
@@ -268,6 +268,42 @@ def test_a_context_is_saved_and_continued_elsewhere(each_store, folder):
 
     asyncio.run(scenario())
     asyncio.run(elsewhere())
+
+
+def test_the_past_of_contexts_and_a_writer_that_has_not_seen_the_newest(each_store, folder):
+    async def scenario():
+        contexts = OutliveContexts("trip", each_store)
+        infos = []
+        for city in ("Porto", "Evora"):
+            handler = Planner(folder).run(city=city)
+            await handler
+            infos.append(await contexts.save(handler.ctx, expect=infos[-1].id if infos else outlive.NEW))
+        with pytest.raises(HeadMoved):
+            await OutliveContexts("trip", each_store).save(handler.ctx, expect=infos[0].id)
+        paths = [change.path for change in await contexts.diff(infos[0].id)]
+        assert "context.state.state_data._data.log[0]" in paths
+        forked = await contexts.fork("other", at=infos[0].id)
+        log = await (await forked.load(Planner(folder))).store.get("log")
+        assert log[0] == "searched Porto"
+        assert await contexts.prune(1) == 1
+        assert [info.id for info in await contexts.history()] == [infos[1].id]
+
+    asyncio.run(scenario())
+
+
+def test_contexts_that_are_deleted_are_erased(folder):
+    path = folder / "agent.db"
+
+    async def scenario():
+        contexts = OutliveContexts("trip", f"sqlite:///{path}")
+        handler = Planner(folder).run(city="the-secret-word")
+        await handler
+        await contexts.save(handler.ctx)
+        assert await contexts.delete()
+        contexts.close()
+
+    asyncio.run(scenario())
+    assert b"the-secret-word" not in path.read_bytes()
 
 
 def test_a_context_names_no_type_that_is_imported(each_store, folder):

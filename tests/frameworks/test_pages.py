@@ -9,7 +9,13 @@ from docs.test_snippets import DOCS, FRAMEWORKS, PROJECT, SOURCE, run_page
 from outlive.testing.patience import PATIENCE_S
 
 KILLED = "booked Lisbon twice, searched once: done"
-EXAMPLES = {"openai_agents.py": KILLED, "pydantic_agents.py": KILLED, "llama_workflows.py": KILLED}
+EXAMPLES = {
+    "adk_agents.py": KILLED,
+    "agent_framework_agents.py": KILLED,
+    "llama_workflows.py": KILLED,
+    "openai_agents.py": KILLED,
+    "pydantic_agents.py": KILLED,
+}
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

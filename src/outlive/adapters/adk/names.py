@@ -1,4 +1,4 @@
-"""The threads of an app: its sessions and its shared state, by ids that are JSON lists."""
+"""The threads of an app: its sessions, its shared state and its files, by ids that are JSON lists."""
 
 from __future__ import annotations
 
@@ -31,6 +31,20 @@ def app_thread(app: str) -> str:
 def user_thread(app: str, user: str) -> str:
     """Return the id of the thread with the state that all sessions of a user share."""
     return _text("user", app, user)
+
+
+def artifact_thread(app: str, user: str, session: str | None, name: str) -> str:
+    """Return the id of the thread of a file, of a session or, without one, of a user."""
+    return _text(*_owner(app, user, session), name)
+
+
+def artifact_prefix(app: str, user: str, session: str | None) -> str:
+    """Return how the ids of the threads of the files of a session begin, or of a user."""
+    return _before(*_owner(app, user, session))
+
+
+def _owner(app: str, user: str, session: str | None) -> tuple[str, ...]:
+    return ("user file", app, user) if session is None else ("file", app, user, session.strip())
 
 
 def _text(*parts: str) -> str:

@@ -22,7 +22,7 @@ from outlive.adapters.common import running
 from outlive.adapters.common.current import Work
 from outlive.adapters.common.ledger import kept
 from outlive.adapters.common.plain import jsonable
-from outlive.adapters.common.questions import approval, ask_all, decision_of
+from outlive.adapters.common.questions import ask_all, decision_of, yes_or_no
 from outlive.errors import BadArgument
 from outlive.runs.lease import RunInfo
 from outlive.runs.options import SubmitOptions
@@ -243,7 +243,7 @@ def _question(call: types.FunctionCall) -> tuple[str, Question]:
     if call.name == _CONFIRMATION:
         original = arguments["originalFunctionCall"]
         hint = arguments.get("toolConfirmation", {}).get("hint", "")
-        return approval(original["name"], str(original["id"]), original.get("args"), hint=hint)
+        return yes_or_no(original["name"], str(original["id"]), original.get("args"), hint=hint)
     payload = {"tool": call.name, "arguments": jsonable(arguments), "call_id": call.id}
     return f"{call.name}:{call.id}", Question(payload)
 

@@ -30,6 +30,18 @@ APPROVAL = {
         },
     ]
 }
+# For frameworks that take no more than that.
+YES_OR_NO = {
+    "anyOf": [
+        {"type": "boolean"},
+        {
+            "type": "object",
+            "properties": {"approve": {"type": "boolean"}},
+            "required": ["approve"],
+            "additionalProperties": False,
+        },
+    ]
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,12 @@ def approval(tool: str, call_id: str, arguments: Any, **more: Any) -> tuple[str,
     """Return the question whether a tool may be called, and its name, which the id of the call makes unique."""
     payload = {"tool": tool, "arguments": jsonable(arguments), "call_id": call_id, **more}
     return f"{' '.join(tool.split())[:_NAME]}:{call_id}", Question(payload, APPROVAL)
+
+
+def yes_or_no(tool: str, call_id: str, arguments: Any, **more: Any) -> tuple[str, Question]:
+    """Return the same question, for an answer without a message and without a decision for later calls."""
+    name, question = approval(tool, call_id, arguments, **more)
+    return name, Question(question.payload, YES_OR_NO)
 
 
 def decision_of(answer: Any) -> Decision:

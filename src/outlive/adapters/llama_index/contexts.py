@@ -14,7 +14,7 @@ from outlive.adapters.common.travel import Past, Travelling
 from outlive.errors import BadArgument
 from outlive.store import AsyncStore
 from outlive.sync.store import Store
-from outlive.values import CheckpointInfo
+from outlive.values import CheckpointInfo, New
 from workflows import Context, Workflow
 
 NAMESPACE = "workflow"
@@ -40,12 +40,20 @@ class OutliveContexts(Travelling):
         return f"<OutliveContexts {self._past.thread_id!r} {self._home.url}>"
 
     async def save(
-        self, context: Context[Any], *, metadata: Mapping[str, Any] | None = None
+        self,
+        context: Context[Any],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        expect: str | New | None = None,
     ) -> CheckpointInfo:
-        """Save a context: `handler.ctx` of a workflow that works, or has ended."""
+        """Save a context: `handler.ctx` of a workflow that works, or has ended.
+
+        With `expect`, the id of the checkpoint that you loaded, or `outlive.NEW`, raise HeadMoved when
+        another process has saved since.
+        """
         plain = dumped(context, JsonSerializer())
         return await self._do(
-            lambda store: save_in_run(self._past.thread(store), plain, metadata=metadata or {})
+            lambda store: save_in_run(self._past.thread(store), plain, metadata=metadata or {}, expect=expect)
         )
 
     async def load(self, workflow: Workflow, at: str | None = None) -> Context[Any] | None:
@@ -55,6 +63,17 @@ class OutliveContexts(Travelling):
         """
         plain = await self._do(lambda store: self._past.thread(store).load(at))
         return None if plain is None else loaded(workflow, plain, serializer_of(workflow, self._types))
+
+    async def fork(self, thread_id: str, at: str | None = None) -> OutliveContexts:
+        """Return the contexts of a new thread, which starts with the newest one of this, or with that of a checkpoint."""
+        await self._do(lambda store: self._past.fork(store, thread_id, at))
+        forked = OutliveContexts.__new__(OutliveContexts)
+        forked._types, forked._past, forked._home = (
+            self._types,
+            Past(thread_id, NAMESPACE),
+            self._home.share(),
+        )
+        return forked
 
     async def delete(self) -> bool:
         """Delete all contexts of the thread, and leave no byte; False when there were none."""
