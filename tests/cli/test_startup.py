@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import outlive
-from outlive.cli.commands import doctor
+from outlive.view import checkup as doctor
 from outlive.testing.patience import PATIENCE_S
 from rig.crash import ram_folder
 from rig.program import SOURCE, environment, fresh

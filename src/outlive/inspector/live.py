@@ -82,7 +82,7 @@ class Live:
         store = self._site.store
         if kind == "thread" and id:
             head = next(iter(store.thread(id, namespace=namespace).history(limit=1)), None)
-            return {"head": None if head is None else head.id, "seq": None if head is None else head.seq}
+            return {"mark": "" if head is None else head.cursor}
         if kind == "run" and id:
             run = store.find_run(id, thread=thread or None)
             steps = [] if run is None else store.steps(id, thread=run.thread)
@@ -91,7 +91,7 @@ class Live:
             }
         if kind == "threads":
             newest = next(iter(store.threads(order="updated", limit=1)), None)
-            return {"mark": None if newest is None else newest.cursor}
+            return {"mark": "" if newest is None else newest.cursor}
         groups, questions = group_runs(self._site), open_questions(self._site)
         settled = [
             {key: value for key, value in item.items() if key not in _VOLATILE}
