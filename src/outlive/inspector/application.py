@@ -104,7 +104,11 @@ def _routes(site: Site) -> Starlette:
         Route("/healthz", _health, methods=["GET"]),
         Route("/ask/{act}", _endpoint(site, asks.ask), methods=["GET"]),
         Route("/preview/edit", _guarded(site, acts.preview_endpoint(site)), methods=["POST"]),
-        Route("/act/{act}", _guarded(site, acts.endpoint(site, acts.perform, needs_write=True)), methods=["POST"]),
+        Route(
+            "/act/{act}",
+            _guarded(site, acts.endpoint(site, acts.perform, needs_write=True)),
+            methods=["POST"],
+        ),
     ]
     handlers: dict[Any, Any] = {
         OutliveError: partial(_explain, site),

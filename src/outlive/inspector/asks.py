@@ -62,7 +62,7 @@ def preview(site: Site, request: Request, form: Form) -> Response:
 
 
 def _page(site: Site, request: Request, act: str, values: Mapping[str, Any]) -> Response:
-    plain = {
+    plain: dict[str, Any] = {
         "target": f"/act/{act}",
         "back": "/",
         "payload": None,
@@ -157,9 +157,7 @@ def _ask_edit(site: Site, params: Form) -> dict[str, Any]:
         what = "LangGraph decides by the versions of its channels what runs next, and an edit here would not change them. Call this in your program:"
         line = targets.update_line(params)
         return {"title": title, "what": what, "line": line, "button": "", "command": command}
-    text = json.dumps(
-        to_json(pick(targets.editable_state(site, params), path)), indent=2, ensure_ascii=False
-    )
+    text = json.dumps(to_json(pick(targets.editable_state(site, params), path)), indent=2, ensure_ascii=False)
     if len(text) > MAX_FORM_BYTES // 4:
         raise BadArgument(f"this value has {format_size(len(text))} as JSON; choose a smaller part of it")
     rows = min(24, text.count("\n") + 4)

@@ -49,6 +49,7 @@ def detail_values(place: Place, selected: CheckpointInfo) -> dict[str, Any]:
         "marked": params.get("with", ""),
         "marked_thread": params.get("thread", ""),
         "before": params.get("before", ""),
+        "load": params.get("load", ""),
         "views": VIEWS,
         "body": _body(place, selected, is_head),
     }
@@ -68,7 +69,7 @@ def _body(place: Place, info: CheckpointInfo, is_head: bool) -> dict[str, Any]:
     try:
         checkpoint = place.load(info.id)
     except TooLarge:
-        return {"view": "large", "size": format_size(info.state_bytes)}
+        return {"view": "large", "size": format_size(info.state_bytes), "command": ""}
     graph = read_graph(checkpoint.state)
     loaded = _Loaded(place, checkpoint, graph, read_conversations(checkpoint.state, graph))
     asked = place.request.query_params.get("view", "")

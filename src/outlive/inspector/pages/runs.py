@@ -158,7 +158,12 @@ class _Scale:
         x = (began - self._start) / self._length * 100
         width = max(_LEAST, (ended - began) / self._length * 100)
         x = max(0.0, min(x, 100 - width))
-        return {"x": round(x, 2), "width": round(min(width, 100.0), 2), "kind": kind, "is_open": part["ended_at"] is None}
+        return {
+            "x": round(x, 2),
+            "width": round(min(width, 100.0), 2),
+            "kind": kind,
+            "is_open": part["ended_at"] is None,
+        }
 
 
 def _seconds(text: str | None) -> float:

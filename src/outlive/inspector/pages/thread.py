@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -20,6 +21,7 @@ from outlive.view.lanes import lane_rows
 from outlive.view.lease_clock import LeaseClock
 
 if TYPE_CHECKING:
+    from outlive.runs.lease import RunInfo
     from outlive.values import CheckpointInfo
 
 _ROWS = 100  # of the tree, before scripts show a window of all
@@ -79,11 +81,15 @@ def _questions(site: Site, thread_id: str) -> list[dict[str, Any]]:
 def _runs(site: Site, thread_id: str) -> list[dict[str, Any]]:
     """Return the last runs of a thread, the newest first."""
     clock = LeaseClock.of(site.store)
-    runs = sorted(site.store.runs(thread=thread_id), key=lambda run: run.started_at, reverse=True)
+    newest = heapq.nlargest(_MOST_RUNS, site.store.runs(thread=thread_id), key=_started)
     return [
         {"id": run.id, "thread": run.thread, "agent": run.agent, "standing": clock.standing(run)}
-        for run in runs[:_MOST_RUNS]
+        for run in newest
     ]
+
+
+def _started(run: RunInfo) -> float:
+    return run.started_at.timestamp() if run.started_at is not None else 0.0
 
 
 # JSON

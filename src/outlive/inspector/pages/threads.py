@@ -49,7 +49,9 @@ def list_page(site: Site, request: Request, damaged: list[Corrupt]) -> Listing:
     """Return a page of threads; a filter that leaves few ends it early, with a place to continue."""
     params, clock = request.query_params, LeaseClock.of(site.store)
     is_newest = not params.get("prefix") and params.get("order", "updated") != "id"
-    asking = Counter(question.thread for question in itertools.islice(site.store.questions(), _MOST_QUESTIONS))
+    asking = Counter(
+        question.thread for question in itertools.islice(site.store.questions(), _MOST_QUESTIONS)
+    )
     accepts = _parse_conditions(params, asking)
     items: list[dict[str, Any]] = []
     last, looked = None, 0
