@@ -76,7 +76,7 @@ class Place:
         if size <= MAX_STATE_BYTES:
             yield
             return
-        with self.site.access.heavy:
+        with self.site.access.turn():
             yield
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -38,13 +39,19 @@ def find(site: Site, text: str) -> dict[str, list[dict[str, Any]]]:
             threads.setdefault(info.id, "id" if text in info.id else metadata[:200])
     runs = [
         {"id": run.id, "thread": run.thread, "status": run.status, "agent": run.agent}
-        for run in itertools.islice((run for run in site.store.runs() if _is_named(run, text)), _MOST)
+        for run in itertools.islice(_named_runs(site, text), _MOST)
     ]
     return {"threads": [{"id": id, "where": where} for id, where in threads.items()], "runs": runs}
 
 
-def _is_named(run: RunInfo, text: str) -> bool:
-    return text in run.id or (run.agent is not None and text in run.agent)
+def _named_runs(site: Site, text: str) -> Iterator[RunInfo]:
+    """Iterate over runs whose id or agent contains a text, until the time for a page is over."""
+    until = time.monotonic() + _LIMIT_S
+    for run in site.store.runs():
+        if time.monotonic() > until:
+            return
+        if text in run.id or (run.agent is not None and text in run.agent):
+            yield run
 
 
 def search_states(site: Site, text: str, after: str | None) -> dict[str, Any]:

@@ -167,7 +167,8 @@ def _dry_run(site: Site, fields: Mapping[str, str]) -> Swept | None:
         max_age_s=parse_duration("the age", fields["max_age"]) if fields["max_age"] else None,
         ttl_s=parse_duration("the time to live", fields["ttl"]) if fields["ttl"] else None,
     )
-    return site.store.sweep(dry_run=True, retain=retain)
+    with site.access.turn():
+        return site.store.sweep(dry_run=True, retain=retain)
 
 
 def _sweep(site: Site, request: Request) -> dict[str, Any]:

@@ -18,6 +18,7 @@ export class Live {
     // A browser has six connections to a server: a hidden page gives its own back.
     document.addEventListener("visibilitychange", () => (document.hidden ? this.source.close() : this.connect()));
     addEventListener("pagehide", () => this.source.close());
+    addEventListener("pageshow", (event) => { if (event.persisted) this.connect(); });
   }
 
   connect() {

@@ -40,7 +40,7 @@ export class History {
     const answer = await this.read(null);
     const fresh = answer.rows.filter(([id]) => !this.byId.has(id)).length;
     if (fresh && fresh < answer.rows.length) this.add({ ...answer, rows: answer.rows.slice(0, fresh) }, 0);
-    else if (fresh) { this.rows = []; this.byId.clear(); this.add(answer, 0); }
+    else if (fresh) { this.rows = []; await this.load(() => {}); } // more than one batch: begin again
     return fresh;
   }
 
