@@ -36,7 +36,9 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
     with settled(), ours.open_store(room / "long.db") as store:
         page = _time(store, "/thread?id=talk", scale.laps)
         yield within(f"thread of {_CHECKPOINTS:,} checkpoints, CPU", page, 0.060)
-        yield shown("another checkpoint of it, CPU", milliseconds(_time(store, "/detail?id=talk", scale.laps)))
+        yield shown(
+            "another checkpoint of it, CPU", milliseconds(_time(store, "/detail?id=talk", scale.laps))
+        )
         yield shown("1,000 rows of its tree, CPU", milliseconds(_time(store, "/tree.json?id=talk", 5)))
         yield shown(f"{_OPEN} open pages, CPU per second", milliseconds(asyncio.run(_watch(store))))
     with settled(), ours.open_store(room / "large.db") as store:

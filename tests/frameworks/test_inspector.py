@@ -4,7 +4,14 @@ import asyncio
 
 from playwright.sync_api import expect
 from pydantic_ai.conversation import Conversation
-from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
+from pydantic_ai.messages import (
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 
 import outlive
 from outlive.adapters.pydantic_ai import OutliveConversationStore

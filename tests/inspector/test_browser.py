@@ -37,7 +37,9 @@ def test_every_page_is_accessible_and_fits(visitor, scheme, width):
             page.locator(".windowed").wait_for()
         expect_accessible(page, path)
     ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-    assert sum(map(int, ground[4:-1].split(", "))) // 3 in (range(200, 256) if scheme == "light" else range(60))
+    assert sum(map(int, ground[4:-1].split(", "))) // 3 in (
+        range(200, 256) if scheme == "light" else range(60)
+    )
 
 
 def test_the_page_of_the_keys_is_accessible(visitor):
