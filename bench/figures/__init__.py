@@ -16,6 +16,7 @@ FIGURES = (
     "savers",
     "listing",
     "newest",
+    "inspector",
     "large",
     "memory",
     "postgres-disk",

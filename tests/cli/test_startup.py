@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import outlive
-from outlive.cli.commands import doctor
 from outlive.testing.patience import PATIENCE_S
+from outlive.view import checkup as doctor
 from rig.crash import ram_folder
 from rig.program import SOURCE, environment, fresh
 from rig.world import build

@@ -1,10 +1,11 @@
-"""A filled store, and clients of its inspector."""
+"""A filled store, clients of its inspector, and a browser that visits it."""
 
 from __future__ import annotations
 
 import pytest
 
 import outlive
+from rig.browser import browser, served, visiting
 from rig.inspected import client_of, fill
 
 
@@ -23,3 +24,15 @@ def client(store):
 @pytest.fixture
 def writer(store):
     return client_of(store, write=True)
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    with browser() as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def visitor(chromium, store):
+    with served(store, write=True) as address, visiting(chromium, address) as visitor:
+        yield visitor

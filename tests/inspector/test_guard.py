@@ -151,6 +151,9 @@ def test_redaction_hides_values_everywhere(store):
     others += [
         "/state.json?id=secrets",
         "/state.json?id=secrets&path=user",
+        "/detail?id=secrets&view=state",
+        "/tree.json?id=secrets",
+        "/search.json?q=sk-&states=1",
         "/history.json?id=secrets",
         "/export?id=secrets",
         "/ask/edit?id=secrets",
@@ -168,7 +171,7 @@ def test_a_large_form_is_refused(writer):
 
 
 def test_a_large_state_is_loaded_only_on_request(store, monkeypatch):
-    monkeypatch.setattr("outlive.inspector.pages.thread.MAX_STATE_BYTES", 10_000)
+    monkeypatch.setattr("outlive.inspector.pages.place.MAX_STATE_BYTES", 10_000)
     store.thread("big").save({"text": "needle" + "a" * 20_000})
     client = client_of(store)
     assert "Load it" in client.get("/thread?id=big").text
@@ -183,7 +186,7 @@ def test_a_bug_shows_and_logs_nothing_of_a_state(store, monkeypatch, caplog, cap
     def broken(*arguments, **options):
         raise RuntimeError("sk-very-secret")
 
-    monkeypatch.setattr("outlive.inspector.pages.thread.read_content", broken)
+    monkeypatch.setattr("outlive.inspector.pages.detail.read_content", broken)
     with caplog.at_level(logging.DEBUG):
         answer = client_of(store).get("/thread?id=trip-42")
     assert (answer.status_code, "RuntimeError" in answer.text) == (500, True)

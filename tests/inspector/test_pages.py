@@ -19,6 +19,10 @@ from rig.program import fresh
         ("/runs.json?all=1", ["runs", "--all"]),
         ("/run.json?id=sum-1", ["runs", "show", "sum-1"]),
         ("/questions.json", ["questions"]),
+        ("/now.json", ["runs"]),
+        ("/diff.json?id=trip-42", ["diff", "trip-42"]),
+        ("/stats.json", ["stats"]),
+        ("/sweep.json?keep_last=1", ["sweep", "--keep-last", "1", "--dry-run"]),
     ],
 )
 def test_json_is_that_of_the_command_line(client, tmp_path, path, line):
@@ -39,8 +43,8 @@ def test_now_shows_what_waits_and_what_failed_with_the_reason(client):
 def test_a_thread_shows_its_chat_tree_and_difference(client):
     text = client.get("/thread?id=trip-42").text
     assert "By train then" in text
-    assert text.count("data-id=") == 3
-    assert "outlive history trip-42" in text
+    assert text.count("<li data-at=") == 3
+    assert "outlive show trip-42" in text
     older = client.get("/history.json?id=trip-42").json()["items"][1]["id"]
     text = client.get(f"/thread?id=trip-42&at={older}&view=chat").text
     assert "ferries" in text
@@ -48,7 +52,7 @@ def test_a_thread_shows_its_chat_tree_and_difference(client):
     text = client.get(f"/thread?id=trip-42&at={older}&view=diff").text
     assert "notes.ferry" in text
     text = client.get(f"/thread?id=trip-42&view=diff&with={older}").text
-    assert "compare with the parent" in text
+    assert "Compare with the parent" in text
 
 
 def test_a_state_opens_by_path_a_page_at_a_time(store, client):
@@ -82,7 +86,7 @@ def test_search_finds_ids_metadata_and_on_request_states(client):
     assert "trip-42" in client.get("/search?q=rip-4").text
     assert "trip-42" in client.get("/search?q=ada").text
     assert "By train" not in client.get("/search?q=train").text
-    assert "By train then" in client.get("/search?q=train&states=1").text
+    assert "By <mark>train</mark> then" in client.get("/search?q=train&states=1").text
 
 
 def test_the_store_page_says_what_a_sweep_would_delete(store, client):

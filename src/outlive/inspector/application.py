@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import resources
 from typing import Any
@@ -15,17 +15,19 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from outlive.errors import BadArgument, CallerError, OutliveError
-from outlive.inspector import acts
+from outlive.inspector import acts, asks
 from outlive.inspector.access import Access
 from outlive.inspector.guard import Guard
 from outlive.inspector.live import Live
-from outlive.inspector.pages import now, runs, search, store, thread, threads
+from outlive.inspector.pages import detail, now, runs, search, store, thread, threads
 from outlive.inspector.site import Site, json_response
 from outlive.sync.store import Store
 from outlive.view.advice import message_with_advice
 from outlive.view.opened_store import OpenedStore
 
-_STATIC = ("style.css", "inspector.js")
+_STATIC = (
+    "style.css", "mark.svg", "inspector.js", "dom.js", "keys.js", "live.js", "scrubber.js", "state.js", "thread.js", "tree.js",
+)  # fmt: skip
 mimetypes.add_type("text/javascript", ".js")  # a machine may have another entry, and browsers refuse that
 
 Page = Callable[[Site, Request], Response]
@@ -36,6 +38,8 @@ _PAGES: dict[str, Page] = {
     "/threads": threads.threads,
     "/threads.json": threads.threads_json,
     "/thread": thread.thread,
+    "/detail": detail.detail,
+    "/tree.json": thread.tree_json,
     "/history.json": thread.history_json,
     "/show.json": thread.show_json,
     "/state.json": thread.state_json,
@@ -45,7 +49,9 @@ _PAGES: dict[str, Page] = {
     "/runs.json": runs.runs_json,
     "/run": runs.run,
     "/run.json": runs.run_json,
-    "/store.json": store.store_json,
+    "/doctor.json": store.doctor_json,
+    "/stats.json": store.stats_json,
+    "/sweep.json": store.sweep_json,
     "/search": search.search,
     "/search.json": search.search_json,
 }
@@ -85,14 +91,24 @@ def _routes(site: Site) -> Starlette:
         Route("/store", _endpoint(site, partial(store.store, verification=verification)), methods=["GET"]),
         Route(
             "/verify",
-            _act(site, partial(_verify, verification), needs_write=False),
+            _guarded(site, acts.endpoint(site, partial(_verify, verification), needs_write=False)),
+            methods=["POST"],
+        ),
+        Route(
+            "/verify/stop",
+            _guarded(site, acts.endpoint(site, partial(_stop_verifying, verification), needs_write=False)),
             methods=["POST"],
         ),
         Route("/live", live.endpoint, methods=["GET"]),
         Route("/static/{name}", _static, methods=["GET"]),
         Route("/healthz", _health, methods=["GET"]),
-        Route("/ask/{act}", _endpoint(site, acts.ask), methods=["GET"]),
-        Route("/act/{act}", _act(site, acts.perform, needs_write=True), methods=["POST"]),
+        Route("/ask/{act}", _endpoint(site, asks.ask), methods=["GET"]),
+        Route("/preview/edit", _guarded(site, acts.preview_endpoint(site)), methods=["POST"]),
+        Route(
+            "/act/{act}",
+            _guarded(site, acts.endpoint(site, acts.perform, needs_write=True)),
+            methods=["POST"],
+        ),
     ]
     handlers: dict[Any, Any] = {
         OutliveError: partial(_explain, site),
@@ -113,9 +129,7 @@ def _endpoint(site: Site, page: Callable[..., Response]) -> Callable[[Request], 
     return endpoint
 
 
-def _act(site: Site, perform: acts.Deed, *, needs_write: bool) -> Callable[[Request], Awaitable[Response]]:
-    act = acts.endpoint(site, perform, needs_write=needs_write)
-
+def _guarded(site: Site, act: acts.Endpoint) -> acts.Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             return await act(request)
@@ -129,7 +143,14 @@ def _act(site: Site, perform: acts.Deed, *, needs_write: bool) -> Callable[[Requ
 
 def _verify(verification: store.Verification, site: Site, request: Request, form: dict[str, str]) -> str:
     verification.start(site)
-    return "/store"
+    return "/store#verify"
+
+
+def _stop_verifying(
+    verification: store.Verification, site: Site, request: Request, form: dict[str, str]
+) -> str:
+    verification.stop()
+    return "/store#verify"
 
 
 def _static(request: Request) -> Response:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,10 @@ class Live:
         self._site = site
         self._seen: dict[Topic, tuple[float, dict[str, Any]]] = {}
         self._locks: dict[Topic, asyncio.Lock] = {}
-        self._listeners = 0
+        self._listeners: Counter[Topic] = Counter()
 
     async def endpoint(self, request: Request) -> Response:
-        if self._listeners >= _MOST:
+        if self._listeners.total() >= _MOST:
             return Response(status_code=503)
         params = request.query_params
         topic = (
@@ -49,7 +50,7 @@ class Live:
         return StreamingResponse(self._events(topic), media_type="text/event-stream", headers=headers)
 
     async def _events(self, topic: Topic) -> AsyncIterator[str]:
-        self._listeners += 1
+        self._listeners[topic] += 1
         last = None
         try:
             while True:
@@ -61,10 +62,10 @@ class Live:
                     yield ": still here\n\n"  # a closed page is noticed by writing to it
                 await asyncio.sleep(INTERVAL_S)
         finally:
-            self._listeners -= 1
-            if not self._listeners:
-                self._seen.clear()
-                self._locks.clear()
+            self._listeners[topic] -= 1
+            if not self._listeners[topic]:
+                for known in (self._listeners, self._seen, self._locks):
+                    known.pop(topic, None)
 
     async def _look(self, topic: Topic) -> dict[str, Any]:
         async with self._locks.setdefault(topic, asyncio.Lock()):
@@ -82,7 +83,7 @@ class Live:
         store = self._site.store
         if kind == "thread" and id:
             head = next(iter(store.thread(id, namespace=namespace).history(limit=1)), None)
-            return {"head": None if head is None else head.id, "seq": None if head is None else head.seq}
+            return {"mark": "" if head is None else head.cursor}
         if kind == "run" and id:
             run = store.find_run(id, thread=thread or None)
             steps = [] if run is None else store.steps(id, thread=run.thread)
@@ -91,7 +92,7 @@ class Live:
             }
         if kind == "threads":
             newest = next(iter(store.threads(order="updated", limit=1)), None)
-            return {"mark": None if newest is None else newest.cursor}
+            return {"mark": "" if newest is None else newest.cursor}
         groups, questions = group_runs(self._site), open_questions(self._site)
         settled = [
             {key: value for key, value in item.items() if key not in _VOLATILE}

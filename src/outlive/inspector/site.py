@@ -16,7 +16,14 @@ from starlette.responses import HTMLResponse, Response
 
 from outlive.inspector.access import Access
 from outlive.view.escape import escape_json, escape_lines, escape_terminal, quote_argument
-from outlive.view.run_text import describe_now, describe_progress, format_cost, format_tokens
+from outlive.view.run_text import (
+    describe_failures,
+    describe_lease,
+    describe_now,
+    describe_progress,
+    format_cost,
+    format_tokens,
+)
 from outlive.view.units import (
     format_age,
     format_count,
@@ -65,6 +72,7 @@ class Site:
             "is_writable": self.access.is_writable,
             "is_redacted": bool(self.access.redaction),
             "form_token": self.access.form_token,
+            "possible_acts": possible_acts,
             "now": dt.datetime.now().astimezone(),
             "here": request.url.path.removeprefix(root),
             "query": str(request.url.query),
@@ -103,6 +111,18 @@ def command_line(command: str, *words: str, **options: str | None) -> str:
         f"--{name.replace('_', '-')} {quote_argument(value)}" for name, value in options.items() if value
     ]
     return " ".join(["outlive", command, *named, *(quote_argument(word) for word in words)])
+
+
+def possible_acts(standing: str) -> list[str]:
+    """Return what can be done about a run."""
+    acts = []
+    if standing in ("dead", "failed", "parked", "cancelled"):
+        acts.append("give back")
+    if standing not in ("completed", "parked", "cancelled"):
+        acts.append("park")
+    if standing not in ("completed", "cancelled"):
+        acts.append("cancel")
+    return acts
 
 
 # Text
@@ -164,6 +184,18 @@ def _standing(value: str) -> Markup:
     return Markup('<span class="standing {}">{}</span>').format(escape(value), value)
 
 
+def _plain(value: Any, room: int) -> str:
+    """Return a text as it is, any other value on one line; both cut."""
+    if not isinstance(value, str):
+        return one_line(value, room)
+    return value if len(value) <= room else f"{value[: room - 1]}…"
+
+
+def _why(item: Mapping[str, Any]) -> str:
+    """Return why a run is as it is."""
+    return item["error"] or describe_now(item) or describe_progress(item) or ""
+
+
 _FILTERS: dict[str, Any] = {
     "when": _when,
     "id": _id,
@@ -179,6 +211,9 @@ _FILTERS: dict[str, Any] = {
     "tokens": format_tokens,
     "cost": format_cost,
     "now": describe_now,
-    "progress": describe_progress,
+    "why": _why,
+    "lease": describe_lease,
+    "failures": describe_failures,
+    "plain": _plain,
     "json": lambda value: Whole(json.dumps(value, indent=2, ensure_ascii=False)),
 }

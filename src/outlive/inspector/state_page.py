@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from outlive.format.diff import join_path
 from outlive.inspector.access import PAGE
+from outlive.view.escape import escape_lines, escape_terminal
 from outlive.view.graph import read_graph
 from outlive.view.opaque import OpaqueCodec, unwrap
 from outlive.view.path import pick, split_path
-from outlive.view.values import count_of, kind_of, one_line, to_json
+from outlive.view.values import count_of, kind_of, one_line
 
 if TYPE_CHECKING:
     from outlive.values import Checkpoint
@@ -33,6 +34,7 @@ def state_level(checkpoint: Checkpoint, params: Mapping[str, str]) -> dict[str, 
     children = _children(inner, path)
     total = len(inner) if children is not None else 0
     page = [] if children is None else list(itertools.islice(children, start, start + PAGE))
+    text = None if children is not None else _text(inner)
     return {
         "path": path,
         "crumbs": _crumbs(path),
@@ -43,9 +45,9 @@ def state_level(checkpoint: Checkpoint, params: Mapping[str, str]) -> dict[str, 
         "is_container": children is not None,
         "from": start,
         "more": start + PAGE if start + PAGE < total else None,
-        "text": None if children is not None else _text(inner),
+        "text": text,
+        "shown": None if text is None else escape_lines(text),
         "is_cut": isinstance(inner, str) and len(inner) > _TEXT,
-        "edit": to_json(value) if len(page) == total and total <= PAGE else None,
     }
 
 
@@ -65,6 +67,7 @@ def _child(name: str, path: str, value: Any) -> dict[str, Any]:
     inner = unwrap(value)
     return {
         "name": name[:_PREVIEW],
+        "shown": escape_terminal(name[:_PREVIEW]),
         "path": path,
         "type": kind_of(value),
         "count": count_of(value),

@@ -27,12 +27,14 @@ _DEPTH = 2  # levels of a state in which messages are looked for
 
 @dataclass(slots=True)
 class Block:
-    """A part of a turn. `kind` is text, thought, call, result or value."""
+    """A part of a turn. `kind` is text, thought, call, result or value; a call may have its `result`."""
 
     kind: str
     text: str = ""
     name: str = ""
     id: str = ""
+    result: Block | None = None
+    at: int = 0  # the position of the message that has it
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class Turn:
     path: str
     blocks: list[Block] = field(default_factory=list)
     name: str = ""
+    at: int = 0  # its position in the list
 
 
 @dataclass(slots=True)
@@ -51,6 +54,25 @@ class Conversation:
 
     path: str
     turns: list[Turn]
+
+    def join_results(self) -> list[Turn]:
+        """Return the turns with the result of each call beside it; a turn of such results alone is left out."""
+        calls: dict[str, Block] = {}
+        shown = []
+        for at, turn in enumerate(self.turns):
+            kept = []
+            for block in turn.blocks:
+                block.at = at
+                call = calls.get(block.id) if block.kind == "result" and block.id else None
+                if call is not None and call.result is None:
+                    call.result = block
+                else:
+                    kept.append(block)
+                if block.kind == "call" and block.id:
+                    calls[block.id] = block
+            if kept or not turn.blocks:
+                shown.append(Turn(turn.role, turn.path, kept, turn.name, at))
+        return shown
 
 
 def read_conversations(state: Any, graph: GraphState | None = None) -> list[Conversation]:

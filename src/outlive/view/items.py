@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from outlive.view.opaque import read_packed
 from outlive.view.values import to_json
 
 if TYPE_CHECKING:
+    from outlive.retention.policy import DeletionCount, Swept
     from outlive.runs.attempts import Attempt
     from outlive.runs.budget import Budget
     from outlive.runs.lease import RunInfo
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from outlive.runs.step_record import FailedTry, StepInfo
     from outlive.runs.waiting import Waiting
     from outlive.runs.worker_record import WorkerInfo
-    from outlive.values import CheckpointInfo, Interrupt, PendingWrite, ThreadInfo
+    from outlive.values import CheckpointInfo, Interrupt, PendingWrite, Sizes, ThreadInfo, Verified
 
 USAGE_FIELDS = ("input_tokens", "output_tokens", "reasoning_tokens", "cost_usd")
 
@@ -251,3 +253,44 @@ def worker_item(worker: WorkerInfo) -> dict[str, Any]:
         "started_at": _iso(worker.started_at),
         "lease_expires_at": _iso(worker.lease_expires_at),
     }
+
+
+# The store
+
+
+def sizes_item(thread: str, sizes: Sizes) -> dict[str, Any]:
+    return {
+        "thread": thread,
+        "checkpoints": sizes.checkpoints,
+        "stored_bytes": sizes.stored_bytes,
+        "state_bytes": sizes.state_bytes,
+    }
+
+
+def verified_item(verified: Verified) -> dict[str, Any]:
+    return {
+        "threads": verified.threads,
+        "checkpoints": verified.checkpoints,
+        "chunks": verified.chunks,
+        "problems": [str(problem) for problem in verified.problems],
+    }
+
+
+def swept_item(swept: Swept) -> dict[str, Any]:
+    return {**asdict(swept), "checkpoints": swept.checkpoints, "freed_bytes": swept.freed_bytes}
+
+
+def sweep_reasons(swept: Swept) -> list[tuple[str, DeletionCount]]:
+    """Return why a sweep deletes what it does, with counts; empty if it deletes nothing."""
+    reasons = [
+        ("unchanged for --ttl", swept.ttl),
+        ("older than --max-age", swept.max_age),
+        ("beyond --keep-last", swept.keep_last),
+        ("left by a crash", swept.orphans),
+        ("streams of ended runs", swept.streams),
+    ]
+    return [
+        (reason, count)
+        for reason, count in reasons
+        if count.threads or count.checkpoints or count.freed_bytes
+    ]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from outlive.factory import StoreParts
     from outlive.layers.replication.pair import PairRecord
     from outlive.runs.lease import RunInfo
+    from outlive.sync.thread import Thread
+    from outlive.values import CheckpointInfo
 
 
 class OpenedStore(Store):
@@ -48,6 +50,12 @@ class OpenedStore(Store):
 
     def key(self, thread: str) -> ThreadKey:
         return ThreadKey.of(self.tenant, thread)
+
+    def describe(self, thread: Thread[Any], id: str | None) -> CheckpointInfo | None:
+        """Return a checkpoint (default: the head) without its state, which is not read."""
+        key = self.key(thread.id)
+        record = run_now(self.engine.backend.read(key, thread.namespace, id, chunks=False)).record
+        return None if record is None else self.engine.checkpoint(key, record)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the backend: of a pair, those of the active store."""

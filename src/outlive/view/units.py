@@ -23,6 +23,14 @@ def format_size(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
+def parse_size(option: str, text: str) -> int:
+    """Return the bytes of a size: 900, 10 kB, 1.5 MB."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?([kKMGTP]?)i?[bB]?", text.strip())
+    if match is None:
+        raise BadArgument(f"{option} takes a size such as 900, 10 kB or 1.5 MB, not {text!r}")
+    return int(float(match[1]) * 1000 ** ("", "K", "M", "G", "T", "P").index(match[2].upper()))
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration, rounded: 0.4 s, 4 s, 3 min, 5 h, 12 d."""
     if round(seconds, 1) < 1:

@@ -15,11 +15,12 @@ from outlive.cli.output.table import Column, format_ratio, print_table, progress
 from outlive.errors import BadArgument, Corrupt, StoreError
 from outlive.values import Verified
 from outlive.view.escape import escape_terminal
+from outlive.view.items import sizes_item, sweep_reasons, swept_item, verified_item
 from outlive.view.units import format_count, format_size, parse_duration
 
 if TYPE_CHECKING:
     from outlive.layers.encryption.rotation import Rotated
-    from outlive.retention.policy import DeletionCount, Retain, Swept
+    from outlive.retention.policy import Retain, Swept
     from outlive.values import Sizes
     from outlive.view.opened_store import OpenedStore
 
@@ -35,16 +36,9 @@ def verify(call: Call, thread: tuple[str, ...]) -> None:
         total = len(names) if names else count_threads(store)
         with progress("verifying", total, is_quiet=call.hides_progress) as update:
             verified = _verify_threads(store, names, update) if names else store.verify(progress=update)
-        problems = [str(problem) for problem in verified.problems]
-        item = {
-            "threads": verified.threads,
-            "checkpoints": verified.checkpoints,
-            "chunks": verified.chunks,
-            "problems": problems,
-        }
-        call.answer(
-            [item], lambda: _show_verified(verified), brief=map(escape_terminal, problems), is_ok=verified.ok
-        )
+        item = verified_item(verified)
+        problems = map(escape_terminal, item["problems"])
+        call.answer([item], lambda: _show_verified(verified), brief=problems, is_ok=verified.ok)
 
 
 def count_threads(store: OpenedStore) -> int | None:
@@ -107,15 +101,7 @@ def stats(call: Call, prefix: str, limit: int) -> None:
                     damaged.append(error)
                 update(len(measured))
         measured.sort(key=lambda row: -row[1].stored_bytes)
-        items = [
-            {
-                "thread": name,
-                "checkpoints": sizes.checkpoints,
-                "stored_bytes": sizes.stored_bytes,
-                "state_bytes": sizes.state_bytes,
-            }
-            for name, sizes in measured
-        ]
+        items = [sizes_item(name, sizes) for name, sizes in measured]
         call.answer(
             items,
             lambda: _show_stats(measured, limit) if measured else print("no threads"),
@@ -197,23 +183,8 @@ def _parse_rules(keep_last: int | None, max_age: str | None, ttl: str | None) ->
     )
 
 
-def _reasons(swept: Swept) -> list[tuple[str, DeletionCount]]:
-    reasons = [
-        ("unchanged for --ttl", swept.ttl),
-        ("older than --max-age", swept.max_age),
-        ("beyond --keep-last", swept.keep_last),
-        ("left by a crash", swept.orphans),
-        ("streams of ended runs", swept.streams),
-    ]
-    return [
-        (reason, count)
-        for reason, count in reasons
-        if count.threads or count.checkpoints or count.freed_bytes
-    ]
-
-
 def _deletes_any(swept: Swept) -> bool:
-    return bool(_reasons(swept))
+    return bool(sweep_reasons(swept))
 
 
 def _count_swept(swept: Swept) -> str:
@@ -223,7 +194,7 @@ def _count_swept(swept: Swept) -> str:
 
 
 def _answer_swept(call: Call, swept: Swept, verb: str) -> None:
-    item = {**asdict(swept), "checkpoints": swept.checkpoints, "freed_bytes": swept.freed_bytes}
+    item = swept_item(swept)
     is_ok = swept.is_complete and not swept.problems
     problems = map(escape_terminal, swept.problems)
     call.answer([item], lambda: _show_swept(swept, verb), brief=problems, is_ok=is_ok)
@@ -240,7 +211,7 @@ def _show_swept(swept: Swept, verb: str) -> None:
         )  # fmt: skip
         rows = [
             (reason, f"{count.threads:,}", f"{count.checkpoints:,}", format_size(count.freed_bytes))
-            for reason, count in _reasons(swept)
+            for reason, count in sweep_reasons(swept)
         ]
         print_table(columns, rows)
     if swept.kept:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from outlive.backend import escape
 from outlive.inspector.access import PAGE
 from outlive.inspector.site import Site, command_line
 from outlive.view.answers import describe_schema
@@ -72,7 +73,7 @@ def now(site: Site, request: Request) -> Response:
 
 def now_json(site: Site, request: Request) -> Response:
     items = [item for group in group_runs(site).values() for item in group]
-    return site.json("runs", items)
+    return site.json("runs", sorted(items, key=lambda item: escape(item["id"])))
 
 
 def questions_json(site: Site, request: Request) -> Response:

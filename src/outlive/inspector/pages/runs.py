@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from typing import Any
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
 from outlive.errors import BadArgument, RunMissing
 from outlive.inspector.access import PAGE
 from outlive.inspector.pages.now import UNFINISHED
-from outlive.inspector.site import Site, command_line
+from outlive.inspector.site import Site, command_line, possible_acts
 from outlive.view.answers import describe_schema
 from outlive.view.runs import RunView, Usages, list_runs
 from outlive.view.units import format_duration, parse_iso
+from outlive.view.values import to_json
 
 STANDINGS = ("live", "dead", "waiting", "released", "parked", "failed", "completed", "cancelled")
 _WAITS = ("ask", "wait", "sleep", "run")
-_WIDTH = 1000.0  # of the waterfall, in its own units
+_LEAST = 0.4  # percent of the width, of a bar
+_CHUNKS = 100  # of the output
 
 
 def list_page(site: Site, request: Request) -> tuple[list[dict[str, Any]], str | None]:
@@ -45,10 +49,16 @@ def runs(site: Site, request: Request) -> Response:
         all=params.get("all") == "1",
         agent=params.get("agent", ""),
         thread=params.get("thread", ""),
-        command=command_line("runs", agent=params.get("agent"), thread=params.get("thread")),
+        command=_command(params),
         json_link=f"/runs.json?{request.url.query}" if request.url.query else "/runs.json",
         live="now",
     )
+
+
+def _command(params: QueryParams) -> str:
+    statuses = [f"--status {status}" for status in params.getlist("status") if status in STANDINGS]
+    line = command_line("runs", agent=params.get("agent"), thread=params.get("thread"))
+    return " ".join([line, *statuses, *(["--all"] if params.get("all") == "1" and not statuses else [])])
 
 
 def runs_json(site: Site, request: Request) -> Response:
@@ -76,26 +86,25 @@ def run(site: Site, request: Request) -> Response:
         questions=questions,
         acts=possible_acts(item["standing"]),
         waterfall=draw_waterfall(item),
+        **_read_output(site, view),
         command=command_line("runs show", view.info.id),
         json_link=f"/run.json?{request.url.query}",
         live="run",
     )
 
 
+def _read_output(site: Site, view: RunView) -> dict[str, Any]:
+    """Return what the run emitted, from the beginning; no more than a page shows."""
+    chunks = site.store.follow(view.info.id, wait=False, thread=view.info.thread)
+    first = list(itertools.islice(chunks, _CHUNKS + 1))
+    items = [
+        {"number": chunk.number, "attempt": chunk.attempt, "value": to_json(chunk.value)} for chunk in first
+    ]
+    return {"output": site.access.redaction.clean(items[:_CHUNKS]), "output_more": len(items) > _CHUNKS}
+
+
 def run_json(site: Site, request: Request) -> Response:
     return site.json("runs show", [find_view(site, request).full_item()])
-
-
-def possible_acts(standing: str) -> list[str]:
-    """Return what can be done about a run."""
-    acts = []
-    if standing in ("dead", "failed", "parked", "cancelled", "waiting"):
-        acts.append("give back")
-    if standing not in ("completed", "parked", "cancelled"):
-        acts.append("park")
-    if standing not in ("completed", "cancelled"):
-        acts.append("cancel")
-    return acts
 
 
 # The waterfall
@@ -113,10 +122,16 @@ def draw_waterfall(item: dict[str, Any]) -> dict[str, Any] | None:
     end = max([*ends, *began, _seconds(item["ended_at"]) or 0.0, now if is_open else 0.0, start + 0.001])
     scale = _Scale(start, end)
     return {
-        "width": _WIDTH,
         "total": format_duration(end - start),
         "ticks": [scale.tick(part) for part in (0.0, 0.25, 0.5, 0.75, 1.0)],
-        "attempts": [scale.bar(attempt, end, "attempt") for attempt in item["attempts"]],
+        "attempts": [
+            {
+                **scale.bar(attempt, end, "attempt"),
+                "number": attempt["number"],
+                "outcome": attempt["outcome"] or "",
+            }
+            for attempt in item["attempts"]
+        ],
         "rows": [{"step": step, "bars": _step_bars(scale, step, end)} for step in item["steps"]],
     }
 
@@ -133,17 +148,22 @@ class _Scale:
 
     def tick(self, part: float) -> dict[str, Any]:
         return {
-            "x": round(part * _WIDTH, 1),
+            "x": round(part * 100, 2),
             "label": format_duration(part * self._length) if part else "0 s",
         }
 
     def bar(self, part: dict[str, Any], end: float, kind: str) -> dict[str, Any]:
         began = _seconds(part["began_at"])
         ended = _seconds(part["ended_at"]) or end
-        x = (began - self._start) / self._length * _WIDTH
-        width = max(3.0, (ended - began) / self._length * _WIDTH)
-        x = min(x, _WIDTH - width)
-        return {"x": round(x, 1), "width": round(width, 1), "kind": kind, "is_open": part["ended_at"] is None}
+        x = (began - self._start) / self._length * 100
+        width = max(_LEAST, (ended - began) / self._length * 100)
+        x = max(0.0, min(x, 100 - width))
+        return {
+            "x": round(x, 2),
+            "width": round(min(width, 100.0), 2),
+            "kind": kind,
+            "is_open": part["ended_at"] is None,
+        }
 
 
 def _seconds(text: str | None) -> float:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -11,26 +15,66 @@ from starlette.responses import Response
 
 from outlive.errors import BadArgument, Corrupt
 from outlive.inspector.access import PAGE
+from outlive.inspector.pages.runs import STANDINGS
 from outlive.inspector.site import Site, command_line
 from outlive.sync.iterator import each
 from outlive.threads.listing import Threads
 from outlive.values import parse_thread_cursor
 from outlive.view.advice import message_with_advice
+from outlive.view.escape import quote_argument
 from outlive.view.items import thread_item
 from outlive.view.lease_clock import LeaseClock
+from outlive.view.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from outlive.values import ThreadInfo
 
 
-def list_page(
-    site: Site, request: Request, damaged: list[Corrupt]
-) -> tuple[list[dict[str, Any]], str | None]:
-    """Return a page of threads, and where the next one begins."""
-    params = request.query_params
-    prefix, after = params.get("prefix", ""), params.get("after") or None
-    is_newest = not prefix and params.get("order", "updated") != "id"
-    selection: dict[str, Any] = {"prefix": prefix, "filter": parse_filter(params.get("filter", ""))}
+FIELDS = ("prefix", "filter", "standing", "larger", "untouched", "asks")
+_MOST_QUESTIONS = 10_000
+_SCANNED = 2_000  # threads that are looked at for a page, when a filter leaves few
+
+
+@dataclass(slots=True)
+class Listing:
+    """A page of threads, and where the next one begins."""
+
+    items: list[dict[str, Any]]
+    next: str | None
+    looked: int
+    asking: Counter[str]
+
+
+def list_page(site: Site, request: Request, damaged: list[Corrupt]) -> Listing:
+    """Return a page of threads; a filter that leaves few ends it early, with a place to continue."""
+    params, clock = request.query_params, LeaseClock.of(site.store)
+    is_newest = not params.get("prefix") and params.get("order", "updated") != "id"
+    asking = Counter(
+        question.thread for question in itertools.islice(site.store.questions(), _MOST_QUESTIONS)
+    )
+    accepts = _parse_conditions(params, asking)
+    items: list[dict[str, Any]] = []
+    last, looked = None, 0
+    for info in _threads(site, params, is_newest, damaged):
+        if len(items) == PAGE or looked == _SCANNED:
+            return Listing(items, _place(last, is_newest), looked, asking)
+        last, looked = info, looked + 1
+        run = _run_of_head(site, info, clock)
+        if accepts(info, run):
+            items.append(thread_item(info, run))
+    return Listing(items, None, looked, asking)
+
+
+def _place(last: ThreadInfo | None, is_newest: bool) -> str | None:
+    return None if last is None else last.cursor if is_newest else last.id
+
+
+def _threads(
+    site: Site, params: Mapping[str, str], is_newest: bool, damaged: list[Corrupt]
+) -> Iterator[ThreadInfo]:
+    after = params.get("after") or None
+    filters = parse_filter(params.get("filter", ""))
+    selection: dict[str, Any] = {"prefix": params.get("prefix", ""), "filter": filters}
     if is_newest:
         cursor = None if after is None else parse_thread_cursor(after)
         if after is not None and cursor is None:
@@ -38,13 +82,28 @@ def list_page(
         selection |= {"newest": True, "before": cursor}
     else:
         selection["after"] = after
-    threads = each(Threads(site.store.engine, site.store.tenant, damaged=damaged, **selection))
-    page = list(itertools.islice(threads, PAGE + 1))
-    has_more, page = len(page) > PAGE, page[:PAGE]
-    clock = LeaseClock.of(site.store)
-    items = [thread_item(info, _run_of_head(site, info, clock)) for info in page]
-    next = None if not has_more else page[-1].cursor if is_newest else page[-1].id
-    return items, next
+    return each(Threads(site.store.engine, site.store.tenant, damaged=damaged, **selection))
+
+
+Condition = Callable[["ThreadInfo", dict[str, Any] | None], bool]
+
+
+def _parse_conditions(params: Mapping[str, str], asking: Counter[str]) -> Condition:
+    """Return what a thread must be, by its size, its age, its run and its questions."""
+    standing, asks = params.get("standing", ""), params.get("asks") == "1"
+    larger = parse_size("the size", params["larger"]) if params.get("larger") else 0
+    age_s = parse_duration("the age", params["untouched"]) if params.get("untouched") else 0.0
+    now = dt.datetime.now(dt.UTC)
+
+    def accepts(info: ThreadInfo, run: dict[str, Any] | None) -> bool:
+        return (
+            info.stored_bytes >= larger
+            and (not age_s or (now - info.updated_at).total_seconds() >= age_s)
+            and (not standing or (run is not None and run["standing"] == standing))
+            and (not asks or bool(asking[info.id]))
+        )
+
+    return accepts
 
 
 def _run_of_head(site: Site, info: ThreadInfo, clock: LeaseClock) -> dict[str, Any] | None:
@@ -70,27 +129,36 @@ def parse_filter(text: str) -> dict[str, Any]:
 
 def threads(site: Site, request: Request) -> Response:
     damaged: list[Corrupt] = []
-    items, next = list_page(site, request, damaged)
+    listing = list_page(site, request, damaged)
     params = request.query_params
+    fields = {name: params.get(name, "") for name in FIELDS}
     order = "id" if params.get("prefix") else params.get("order", "updated")
     return site.page(
         request,
         "threads",
-        items=site.access.redaction.clean(items),
-        next=next,
+        items=site.access.redaction.clean(listing.items),
+        next=listing.next,
+        looked=listing.looked,
+        asking=listing.asking,
         order=order,
-        prefix=params.get("prefix", ""),
-        filter=params.get("filter", ""),
+        fields=fields,
+        is_filtered=any(fields.values()),
+        standings=STANDINGS,
+        page_size=PAGE,
         after=params.get("after", ""),
         damaged=[message_with_advice(error) for error in damaged],
-        command=command_line(
-            "ls", *filter(None, [params.get("prefix", "")]), sort="age" if order != "id" else None
-        ),
+        command=_command(params, order),
         json_link=f"/threads.json?{request.url.query}" if request.url.query else "/threads.json",
         live="threads",
     )
 
 
+def _command(params: Mapping[str, str], order: str) -> str:
+    filters = [f"--filter {quote_argument(pair)}" for pair in params.get("filter", "").split()]
+    words = [params["prefix"]] if params.get("prefix") else []
+    return " ".join([command_line("ls", *words, sort="age" if order != "id" else None), *filters])
+
+
 def threads_json(site: Site, request: Request) -> Response:
-    items, next = list_page(site, request, [])
-    return site.json("ls", items, next)
+    listing = list_page(site, request, [])
+    return site.json("ls", listing.items, listing.next)
