@@ -17,7 +17,6 @@ from starlette.responses import RedirectResponse, Response
 from outlive.errors import BadArgument, OutliveError, RunMissing
 from outlive.format.readable import packed
 from outlive.inspector.access import MAX_FORM_BYTES
-from outlive.inspector.redaction import HIDDEN
 from outlive.inspector.site import Exact, Site, command_line
 from outlive.view.answers import choices_of, describe_schema, parse_answer
 from outlive.view.escape import escape_json, escape_terminal
@@ -26,6 +25,7 @@ from outlive.view.items import question_item
 from outlive.view.lease_clock import LeaseClock
 from outlive.view.opaque import OpaqueCodec
 from outlive.view.path import pick, replace_at
+from outlive.view.redaction import HIDDEN
 from outlive.view.units import format_count, format_size
 from outlive.view.values import to_json
 
