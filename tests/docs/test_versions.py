@@ -18,7 +18,16 @@ DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"
 EXTRAS = DECLARED["project"]["optional-dependencies"]
 OF_DEVELOPERS = ("test", "frameworks", "lint", "coverage", "docs", "bench")
 # Frameworks and what serves them: they allow few versions of what they share.
-ADAPTERS = ("openai-agents", "pydantic-ai", "claude", "strands", "agent-framework", "adk", "llama-index", "mcp")
+ADAPTERS = (
+    "openai-agents",
+    "pydantic-ai",
+    "claude",
+    "strands",
+    "agent-framework",
+    "adk",
+    "llama-index",
+    "mcp",
+)
 PAGE = (PROJECT / "docs" / "versions.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([\w.-]+)` \| (.+?) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
 
