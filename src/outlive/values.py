@@ -106,6 +106,35 @@ class CheckpointInfo:
         size = f"{self.state_bytes:,} bytes"
         return f"<{type(self).__name__} {self.id} {place} of {self.thread!r}{step} {self.source} {size}>"
 
+    def _repr_html_(self) -> str:
+        """Show the checkpoint in a notebook."""
+        from outlive.notebook import table
+
+        return table(f"Checkpoint of thread {self.thread!r}", ("field", "value"), self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        from outlive.notebook import preview
+
+        rows = zip(COLUMNS, self._cells(), strict=True)
+        metadata = [(f"metadata {key!r}", preview(value)) for key, value in list(self.metadata.items())[:8]]
+        return [*((name, cell) for name, cell in rows if cell), *metadata]
+
+    def _cells(self) -> tuple[str, ...]:
+        """Return what a table says of the checkpoint, by the names of its columns."""
+        return (
+            "" if self.seq is None else f"@{self.seq}",
+            self.id,
+            self.namespace,
+            "" if self.step is None else str(self.step),
+            self.source,
+            self.run or "",
+            "" if self.created_at is None else f"{self.created_at:%Y-%m-%d %H:%M:%S %Z}",
+            f"{self.state_bytes:,} bytes, {self.new_bytes:,} new",
+        )
+
+
+COLUMNS = ("seq", "id", "namespace", "step", "source", "run", "saved", "size")  # of `_cells`
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Checkpoint(CheckpointInfo):
@@ -121,6 +150,15 @@ class Checkpoint(CheckpointInfo):
         """Add its state to a checkpoint, and its pending writes if they were read."""
         listed = {field.name: getattr(info, field.name) for field in fields(CheckpointInfo)}
         return cls(**listed, state=state, _pending_writes=pending_writes)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        from outlive.notebook import ROWS, preview
+
+        if not isinstance(self.state, dict):
+            return [*CheckpointInfo._rows(self), ("state", preview(self.state))]
+        shown = [(f"state[{preview(key)}]", preview(self.state[key])) for key in list(self.state)[:ROWS]]
+        more = [("state", f"… {len(self.state) - ROWS:,} more keys")] if len(self.state) > ROWS else []
+        return [*CheckpointInfo._rows(self), *shown, *more]
 
     @property
     def pending_writes(self) -> tuple[PendingWrite, ...]:
@@ -184,6 +222,28 @@ class Change:
         if self.kind == "removed":
             return f"- {self.path}: {self.old!r}"
         return f"~ {self.path}: {self.old!r} → {self.new!r}"
+
+
+class Diff(list[Change]):
+    """The list of changes that `thread.diff` returns; a notebook shows it as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """Show the first changes in a notebook."""
+        from outlive.notebook import ROWS, preview, table
+
+        rows = [
+            (
+                change.path,
+                change.kind,
+                "" if change.kind == "added" else preview(change.old),
+                "" if change.kind == "removed" else preview(change.new),
+            )
+            for change in self[: 5 * ROWS]
+        ]
+        count = "no changes" if not self else "1 change" if len(self) == 1 else f"{len(self):,} changes"
+        return table(count, ("path", "kind", "old", "new"), rows, is_more=len(self) > len(rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,17 @@ PROJECT = Path(__file__).resolve().parents[2]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = DECLARED["project"]["optional-dependencies"]
 OF_DEVELOPERS = ("test", "frameworks", "lint", "coverage", "docs", "bench")
-ADAPTERS = ("openai-agents", "pydantic-ai", "claude", "strands", "agent-framework", "adk", "llama-index")
+# Frameworks and what serves them: they allow few versions of what they share.
+ADAPTERS = (
+    "openai-agents",
+    "pydantic-ai",
+    "claude",
+    "strands",
+    "agent-framework",
+    "adk",
+    "llama-index",
+    "mcp",
+)
 PAGE = (PROJECT / "docs" / "versions.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([\w.-]+)` \| (.+?) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
 

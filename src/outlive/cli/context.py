@@ -211,24 +211,26 @@ class Call:
         if not is_ok:
             self.code = FINDINGS
         if self.is_json:
-            print(self._json(items, next, is_ok))
+            print(escape_json(json.dumps(self.envelope(items, next, is_ok=is_ok), indent=2)))
         elif self.is_quiet:
             for line in brief() if callable(brief) else brief:
                 print(line)
         else:
             show()
 
-    def _json(self, items: Sequence[dict[str, Any]], next: str | None, is_ok: bool) -> str:
-        answer = {
+    def envelope(
+        self, items: Sequence[dict[str, Any]], next: str | None, *, is_ok: bool, command: str | None = None
+    ) -> dict[str, Any]:
+        """Return what --json prints: the items, and what they are an answer to."""
+        return {
             "format": FORMAT,
-            "command": self.command,
+            "command": command or self.command,
             "store": self.store_name,
             "tenant": self.tenant,
             "ok": is_ok,
             "items": list(items),
             "next": next,
         }
-        return escape_json(json.dumps(answer, indent=2))
 
     def report(self, sentence: str, *, is_ok: bool = True, **item: Any) -> None:
         """Answer with one sentence about what was done, and one item."""

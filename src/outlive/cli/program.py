@@ -65,6 +65,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "More": {
         "ui": ("ui", "Show the store in a browser."),
+        "mcp": ("mcp", "Serve the store to a coding agent, as tools."),
         "demo": ("demo", "Kill an agent and watch another process resume its run."),
         "completion": ("completion", "Print the completion script of a shell."),
     },

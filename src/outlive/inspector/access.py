@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from outlive.errors import BadArgument
-from outlive.inspector.redaction import Redaction
 from outlive.view.opened_store import OpenedStore
+from outlive.view.redaction import Redaction
 
 MAX_STATE_BYTES = 16 << 20  # a larger state is loaded only on request
 PAGE = 100

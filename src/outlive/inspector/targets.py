@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlive.errors import BadArgument, RunMissing
 from outlive.inspector.access import MAX_STATE_BYTES
-from outlive.inspector.redaction import HIDDEN
+from outlive.view.redaction import HIDDEN
 from outlive.inspector.site import Site
 from outlive.view.graph import read_graph
 from outlive.view.units import format_size

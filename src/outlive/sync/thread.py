@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, Unpack, overload
 
 from outlive.runtime.runtime import run_now
-from outlive.sync.iterator import each
+from outlive.sync.iterator import History
 from outlive.threads.save_options import Fencing, RunHandle, SaveOptions
 from outlive.threads.thread import AsyncThread, S
 from outlive.values import (
@@ -125,7 +125,7 @@ class Thread(Generic[S]):
         all_namespaces:  of every namespace, not only of this one
         states:          read the states too, page by page
         """
-        return each(
+        return History(
             self._thread.history(
                 limit=limit,
                 before=before,

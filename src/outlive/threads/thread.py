@@ -49,6 +49,7 @@ from outlive.values import (
     Change,
     Checkpoint,
     CheckpointInfo,
+    Diff,
     Interrupt,
     PendingWrite,
     Pruned,
@@ -316,7 +317,7 @@ class AsyncThread(Generic[S]):
             if stored is None:
                 raise CheckpointMissing(self.id, id)
             states.append(self._engine.unpack(self._key, stored[0].record.id, stored[1], opaque=True))
-        return diff(*states)
+        return Diff(diff(*states))
 
     async def namespaces(self) -> list[str]:
         """Return the namespaces of the thread that have a checkpoint, sorted; "" is the root.

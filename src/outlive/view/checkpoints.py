@@ -33,15 +33,24 @@ class CheckpointContent:
         self._is_head = is_head
         self._value = self._root() if path is None else pick(self._root(), path)
 
+    @property
+    def value(self) -> Any:
+        """The state, or the value at the path."""
+        return self._value
+
     def _root(self) -> Any:
         """Return what paths lead into."""
         return self._checkpoint.state
 
     def item(self) -> dict[str, Any]:
-        item = {**checkpoint_item(self._checkpoint), "is_head": self._is_head}
         if self._path is not None:
-            return {**item, "path": self._path, "value": to_json(self._value)}
-        return {**item, **self._content_item()}
+            return {**self.head_item(), "value": to_json(self._value)}
+        return {**self.head_item(), **self._content_item()}
+
+    def head_item(self) -> dict[str, Any]:
+        """Return the item without the value."""
+        path = {} if self._path is None else {"path": self._path}
+        return {**checkpoint_item(self._checkpoint), "is_head": self._is_head, **path}
 
     def progress(self) -> dict[str, Any]:
         """Return what comes next: nodes, open interrupts and errors."""
@@ -61,9 +70,13 @@ class CheckpointContent:
         pack = OpaqueCodec().pack
         items = [
             {"path": path, "type": kind_of(part), "count": count_of(part), "bytes": len(pack(part))}
-            for path, part in _parts(self._value, self._path or "")
+            for path, part in self.parts()
         ]
         return sorted(items, key=lambda item: -int(str(item["bytes"])))
+
+    def parts(self) -> list[tuple[str, Any]]:
+        """Return what is one level below the value, each with its path."""
+        return _parts(self._value, self._path or "")
 
 
 def _parts(value: Any, path: str) -> list[tuple[str, Any]]:
@@ -93,9 +106,9 @@ class GraphContent(CheckpointContent):
     def _root(self) -> Any:
         return self._graph.values
 
-    def item(self) -> dict[str, Any]:
+    def head_item(self) -> dict[str, Any]:
         interrupts = [interrupt_item(interrupt) for interrupt in self._asked]
-        return {**super().item(), "next_nodes": self._next, "interrupts": interrupts}
+        return {**super().head_item(), "next_nodes": self._next, "interrupts": interrupts}
 
     def progress(self) -> dict[str, Any]:
         asked = [interrupt_item(interrupt) for interrupt in self._asked]
@@ -143,7 +156,8 @@ class Changes:
     def _compare(self) -> list[Change]:
         return diff(self._old.state, self._new.state)
 
-    def items(self) -> list[dict[str, Any]]:
+    def items(self, start: int = 0, end: int | None = None) -> list[dict[str, Any]]:
+        """Return the changes, or a page of them."""
         return [
             {
                 "path": change.path,
@@ -151,7 +165,7 @@ class Changes:
                 "old": self._to_json(change.old),
                 "new": self._to_json(change.new),
             }
-            for change in self.changes
+            for change in self.changes[start:end]
         ]
 
     def _to_json(self, value: Any) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from outlive.cli.command import (
     argument,
@@ -20,20 +19,19 @@ from outlive.cli.command import (
 )
 from outlive.cli.context import Call
 from outlive.cli.graph_view import checkpoint_view, comparison
-from outlive.cli.lookup import find_checkpoint, find_run, open_thread
+from outlive.cli.lookup import find_checkpoint, open_thread
 from outlive.cli.output.table import Column, print_table
 from outlive.cli.output.tree import show_checkpoints
-from outlive.errors import BadArgument, Corrupt
-from outlive.values import format_cursor, parse_cursor
+from outlive.cli.page import CheckpointPage, deleted_error, find_pair, read_history, select_checkpoints
+from outlive.errors import BadArgument
 from outlive.view.escape import escape_terminal, quote_argument
-from outlive.view.graph import GraphStep, read_graph
-from outlive.view.items import checkpoint_item, write_item
+from outlive.view.items import write_item
 from outlive.view.units import parse_time
 from outlive.view.values import one_line
 
 if TYPE_CHECKING:
     from outlive.sync.thread import Thread
-    from outlive.values import Checkpoint, CheckpointInfo, PendingWrite
+    from outlive.values import Checkpoint, PendingWrite
     from outlive.view.opened_store import OpenedStore
 
 
@@ -109,85 +107,31 @@ def history(
 ) -> None:
     """List the checkpoints of a thread as a tree with its branches, newest first."""
     with call.open() as store:
-        handle, start = open_thread(store, thread, namespace), None
-        if before is not None and parse_cursor(before) is not None:
-            start = before
-        elif before is not None:
-            last = find_checkpoint(store, handle, before, is_anywhere=all_namespaces)
-            start = format_cursor(last.epoch, last.seq, last.id)
-        selection: _Selection = {
-            "before": start,
-            "filter": parse_filters(filters),
-            "run": None if run is None else find_run(store, run).id,
-            "all_namespaces": all_namespaces,
-        }
-        page = list(handle.history(limit=limit + 1, **selection))
-        next = page[limit - 1].cursor if len(page) > limit else None
-        page = page[:limit]
-        is_plain = raw or call.is_quiet or not page or not _is_graph(store, page[0])
-        steps = {} if is_plain else _graph_steps(handle.history(limit=limit, states=True, **selection))
-        _answer_checkpoints(call, page, steps, next=next)
-
-
-class _Selection(TypedDict):
-    before: str | None
-    filter: dict[str, Any]
-    run: str | None
-    all_namespaces: bool
-
-
-def _is_graph(store: OpenedStore, newest: CheckpointInfo) -> bool:
-    """Tell whether a thread is LangGraph's by its newest state; one that is damaged is listed as any other."""
-    with contextlib.suppress(Corrupt):
-        checkpoint = store.thread(newest.thread, namespace=newest.namespace).checkpoint(newest.id)
-        return checkpoint is not None and read_graph(checkpoint.state) is not None
-    return False
-
-
-def _graph_steps(history: Iterator[Checkpoint]) -> dict[CheckpointInfo, GraphStep]:
-    """Read what each step of a graph did, as far as no state is damaged; keep no state in memory."""
-    steps: dict[CheckpointInfo, GraphStep] = {}
-    with contextlib.suppress(Corrupt):
-        for checkpoint in history:
-            if (graph := read_graph(checkpoint.state)) is not None:
-                steps[checkpoint] = graph.step
-    return steps
+        handle = open_thread(store, thread, namespace)
+        selection = select_checkpoints(
+            store, handle, before=before, run=run, filter=parse_filters(filters), all_namespaces=all_namespaces
+        )  # fmt: skip
+        page = read_history(store, handle, selection, limit, is_raw=raw or call.is_quiet)
+        _answer_checkpoints(call, page)
 
 
 @command("tips", thread_argument(), namespace_option())
 def tips(call: Call, thread: str, namespace: str) -> None:
     """List the tips of a thread: the checkpoints without children. More than one means branches."""
     with call.open() as store:
-        page = open_thread(store, thread, namespace).tips()
-        _answer_checkpoints(call, page, {}, is_tree=False)
+        page = CheckpointPage(open_thread(store, thread, namespace).tips())
+        _answer_checkpoints(call, page, is_tree=False)
 
 
-def _answer_checkpoints(
-    call: Call,
-    page: list[CheckpointInfo],
-    steps: dict[CheckpointInfo, GraphStep],
-    *,
-    next: str | None = None,
-    is_tree: bool = True,
-) -> None:
+def _answer_checkpoints(call: Call, page: CheckpointPage, *, is_tree: bool = True) -> None:
     call.answer(
-        [{**checkpoint_item(checkpoint), **_step_item(steps.get(checkpoint))} for checkpoint in page],
-        lambda: show_checkpoints(page, steps, is_tree=is_tree),
-        brief=[escape_terminal(checkpoint.id) for checkpoint in page],
-        next=next,
+        page.items(),
+        lambda: show_checkpoints(page.checkpoints, page.steps, is_tree=is_tree),
+        brief=[escape_terminal(checkpoint.id) for checkpoint in page.checkpoints],
+        next=page.next,
     )
-    if next is not None and not call.is_json:
-        call.note(f"more: --before {quote_argument(next).removeprefix('-- ')}")
-
-
-def _step_item(step: GraphStep | None) -> dict[str, Any]:
-    if step is None:
-        return {}
-    return {
-        "next_nodes": list(step.next_nodes),
-        "messages": step.messages,
-        "changed_channels": list(step.changed),
-    }
+    if page.next is not None and not call.is_json:
+        call.note(f"more: --before {quote_argument(page.next).removeprefix('-- ')}")
 
 
 # diff
@@ -222,7 +166,7 @@ def diff(
     with call.open() as store:
         first = open_thread(store, thread, namespace)
         second = first if to is None else open_thread(store, to, namespace)
-        changed = comparison(*_find_pair(store, first, old, second, new), is_raw=raw)
+        changed = comparison(*_load_pair(store, first, old, second, new), is_raw=raw)
         call.answer(
             changed.items(),
             lambda: changed.show(full=full),
@@ -231,23 +175,13 @@ def diff(
         )
 
 
-def _find_pair(
+def _load_pair(
     store: OpenedStore, first: Thread, old: str | None, second: Thread, new: str | None
 ) -> tuple[Checkpoint, Checkpoint]:
-    target = find_checkpoint(store, second, new)
-    if old is not None or first.id != second.id:
-        source = find_checkpoint(store, first, old).id
-    elif target.parent is not None:
-        source = target.parent
-    else:
-        raise BadArgument(
-            f"@{target.seq} of thread {first.id!r} has no parent; name a checkpoint to compare with"
-        )
-    before, after = first.checkpoint(source), second.checkpoint(target.id)
+    source, target = find_pair(store, first, old, second, new)
+    before, after = first.checkpoint(source.id), second.checkpoint(target.id)
     if before is None or after is None:
-        raise BadArgument(
-            f"checkpoint {source!r} of thread {first.id!r} was deleted; name another to compare with"
-        )
+        raise deleted_error(first, source.id)
     return before, after
 
 

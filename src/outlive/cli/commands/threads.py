@@ -31,12 +31,12 @@ from outlive.cli.lookup import (
     list_threads,
 )
 from outlive.cli.output.table import Column, print_table, progress, standing_style
+from outlive.cli.page import thread_items
 from outlive.cli.watch import Listing, answer_list, watch_option
 from outlive.errors import BadArgument, Corrupt, KeyMissing
 from outlive.values import Pruned
 from outlive.view.advice import message_with_advice
 from outlive.view.escape import escape_lines, escape_terminal, quote_argument
-from outlive.view.items import thread_item
 from outlive.view.lease_clock import LeaseClock
 from outlive.view.units import format_age, format_count, format_size
 from outlive.view.values import one_line
@@ -113,8 +113,7 @@ def ls(
 def _list_page(
     store: OpenedStore, page: list[ThreadInfo], damaged: list[Corrupt], next: str | None, tells_more: bool
 ) -> Listing:
-    clock = LeaseClock.of(store)
-    items = [thread_item(info, _run_of_head(store, info, clock)) for info in page]
+    items = thread_items(store, page)
     rows = {info.id: _thread_row(info, item) for info, item in zip(page, items, strict=True)}
     more = f"more: --after {quote_argument(next).removeprefix('-- ')}" if next else "more: use --limit"
     return Listing(
@@ -126,14 +125,6 @@ def _list_page(
         notes=[*([more] if tells_more else []), *map(message_with_advice, damaged)],
         is_ok=not damaged,
     )
-
-
-def _run_of_head(store: OpenedStore, info: ThreadInfo, clock: LeaseClock) -> dict[str, Any] | None:
-    """Return the run that saved the newest checkpoint of a thread."""
-    if info.head is None or info.head.run is None:
-        return None
-    run = store.find_run(info.head.run, thread=info.id)
-    return None if run is None else {"id": run.id, "status": run.status, "standing": clock.standing(run)}
 
 
 def _show_threads(rows: dict[str, tuple[str, ...]]) -> None:

@@ -43,6 +43,8 @@ def ui(
     except ImportError:
         raise ExtraMissing("the inspector", "ui") from None
 
+    from outlive.view.redaction import Redaction
+
     def ready(address: str) -> None:
         print(address, flush=True)
         call.note(f"{'reading and writing' if write else 'read-only'}; Ctrl-C ends")
@@ -52,7 +54,7 @@ def ui(
             webbrowser.open(address)
 
     with call.open(writes=write) as store:
-        names = [name.strip() for name in (redact or "").split(",") if name.strip()]
+        names = Redaction.of(redact).patterns
         serve(
             store, host=host, port=port, write=write, redact=names, allow_hosts=allow_host, needs_token=not no_token, on_ready=ready
         )  # fmt: skip

@@ -18,6 +18,11 @@ class Redaction:
 
     patterns: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, names: str | None) -> Redaction:
+        """Read the names of an option, with commas between them."""
+        return cls(tuple(name.strip() for name in (names or "").split(",") if name.strip()))
+
     def __bool__(self) -> bool:
         return bool(self.patterns)
 
