@@ -9,13 +9,12 @@ written again as a whole.
 
 Writers in threads and processes take turns by a lock file (`.NAME.lock`), which each holds during
 its whole read and write. The system releases it when a process dies. Readers need no lock. Only the
-owner can read both files (0600).
+owner can read both files (0600; on Windows, who may read the folder).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from outlive.backends.file.disk import BUSY_S, Disk, translated
+from outlive.backends.file.disk import BUSY_S, Disk, disk_at, translated
 from outlive.backends.file.log import Log
 from outlive.backends.server.urls import hide_secrets
 from outlive.errors import BadArgument, Corrupt, StoreBusy
@@ -45,6 +44,7 @@ from outlive.runs.response_values import (
     not_started,
     numbered,
 )
+from outlive.runtime.platform import system
 
 _DIGEST = hashlib.blake2b(b"single file", digest_size=16, person=b"outlive.file").digest()
 _VALUE, _RESPONSE = "value", "response"
@@ -109,9 +109,10 @@ class CheckpointFile:
         if not os.path.isdir(self._folder):
             return
         with translated(), self._locked() as disk:
-            # The lock file too: a process that waits for it sees that it is gone and creates
-            # another.
-            for name in (self._name, f"{self._name}.tmp", self._lock_name):
+            # The lock file too, where an open file can be removed: a process that waits for it sees
+            # that it is gone and creates another.
+            lock_names = (self._lock_name,) if system.can_remove_open_files else ()
+            for name in (self._name, f"{self._name}.tmp", *lock_names):
                 with contextlib.suppress(FileNotFoundError):
                     disk.remove(name)
             disk.sync_folder()
@@ -257,7 +258,7 @@ class CheckpointFile:
         return content
 
     def _disk(self) -> Disk:
-        return Disk(os.path.realpath(self._folder))
+        return disk_at(os.path.realpath(self._folder))
 
     def _log(self, disk: Disk) -> Log:
         return Log(disk, self._name, _DIGEST)
@@ -271,7 +272,7 @@ class CheckpointFile:
         for folder in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder, 0o700)
-            Disk(os.path.realpath(os.path.dirname(folder))).sync_folder()
+            disk_at(os.path.realpath(os.path.dirname(folder))).sync_folder()
 
     # The lock
 
@@ -297,14 +298,14 @@ class CheckpointFile:
                 # Unlock explicitly: closing is not enough while a child forked just now has the
                 # file open.
                 with contextlib.suppress(OSError):
-                    fcntl.flock(fd, fcntl.LOCK_UN)
+                    system.unlock(fd)
                 disk.close(fd)
 
     def _wait(self, fd: int, deadline: float) -> None:
         pause_s = 0.0002
         while True:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                system.lock(fd)
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:

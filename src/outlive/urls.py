@@ -13,6 +13,7 @@ from outlive.backends.local.protocol import Local
 from outlive.backends.local.sync_local import SyncLocal
 from outlive.backends.server.urls import BackendFactory, hide_secrets, take_options
 from outlive.errors import BadArgument, BadURL
+from outlive.runtime.platform import system
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -84,11 +85,16 @@ def parse_location(where: Location, options: dict[str, Any]) -> tuple[BackendFac
     return (_SCHEMES.get(scheme) or _installed(scheme))(url, options), common
 
 
+def is_url(where: str) -> bool:
+    """Tell whether a store is named by a URL, not by a path; C: is a drive where there are drives."""
+    return _SCHEME.match(where) is not None and not os.path.splitdrive(where)[0]
+
+
 def plain_path(where: object) -> str | None:
     """Return the path of a SQLite file that was given in place of a URL; None when it is a URL."""
     if isinstance(where, os.PathLike):
         where = os.fspath(where)
-    elif isinstance(where, str) and _SCHEME.match(where):
+    elif isinstance(where, str) and is_url(where):
         scheme = where.partition(":")[0]
         if scheme not in _SCHEMES and not _entry_points(scheme):
             shown = hide_secrets(where)[:200]
@@ -255,6 +261,8 @@ def _file(url: str, options: dict[str, Any]) -> BackendFactory:
     scheme, rest, options = _parts(url, options, ("fsync",))
     fsync = _fsync(options)
     path = _path(scheme, rest, "file:///absolute/folder, or file:relative/folder")
+    if not system.has_folder_handles:
+        raise BadURL(f"file: needs what {system.name} does not have; use {_SQLITE_EXAMPLE}")
 
     def make(timeout_s: float | None) -> Local:
         from outlive.backends.file.backend import FileBackend

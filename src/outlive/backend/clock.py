@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from dataclasses import dataclass
 
 from outlive.backend.records import WALL, EntryRecord
-from outlive.runtime.fork import call_in_child
+from outlive.runtime.platform import system
 
-_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former is Linux's
+_UNKNOWN = "unknown"  # as the name of a boot
 
 
 @dataclass(slots=True)
@@ -28,9 +27,13 @@ class Clock:
 
 
 def clock() -> Clock:
-    """Return wall time, and a clock for leases that also counts while the machine is suspended."""
-    lease_ns = time.clock_gettime_ns(_LEASE_CLOCK) - _offset_ns()
-    return Clock(time.time_ns() // 1000, lease_ns // 1000, boot_id())
+    """Return wall time, and a clock for leases that also counts while the machine is suspended.
+
+    Where the system does not name its boots, wall time is that clock. One that starts again unnoticed
+    would hold a lease of the last boot for as long as the machine was up before.
+    """
+    now, boot = time.time_ns() // 1000, boot_id()
+    return Clock(now, now if boot == _UNKNOWN else system.lease_clock_ns() // 1000, boot)
 
 
 def has_lapsed(entry: EntryRecord, now: Clock) -> bool:
@@ -46,29 +49,6 @@ def lease_facts() -> dict[str, object]:
     return {"lease_clock": now.id, "lease_clock_us": now.lease}
 
 
-@functools.cache
-def _offset_ns() -> int:
-    """Return how far the lease clock is shifted here.
-
-    A container with its own time namespace shares leases with processes outside.
-    """
-    try:
-        with open("/proc/self/timens_offsets", encoding="ascii") as file:
-            lines = [line.split() for line in file]
-    except OSError:
-        return 0
-    shifts = {name: int(seconds) * 1_000_000_000 + int(nanos) for name, seconds, nanos in lines}
-    return shifts.get("boottime", 0)
-
-
-call_in_child(_offset_ns.cache_clear)  # a child may be in another namespace
-
-
-@functools.cache
 def boot_id() -> str:
     """Name the clock for leases: it starts again with the machine."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return "unknown"
+    return system.boot_id() or _UNKNOWN

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outlive.runtime.platform import system
+
 if TYPE_CHECKING:
     from outlive import Run
     from outlive.values import Source
@@ -56,6 +58,8 @@ def act(run: Run, signal_name: str | None = None) -> str:
 def _tool(name: str, signal_name: str | None) -> str:
     if signal_name is not None:
         _say(f"{name}: {'killed' if signal_name == 'SIGKILL' else 'stopped'}")
+        if signal_name == "SIGKILL":
+            system.kill_self()
         os.kill(os.getpid(), getattr(signal, signal_name))
     return " ".join(f"{name}: line {number} of the result." for number in range(1, 61))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from outlive.cli.config import configure_store
 from outlive.errors import BadArgument, KeyMissing, NotEncrypted
 from outlive.runtime.runtime import run_now
+from outlive.urls import is_url
 from outlive.view.opaque import OpaqueCodec
 from outlive.view.opened_store import OpenedStore
 
@@ -119,7 +120,7 @@ def check_url(url: str) -> None:
 def to_url(location: str) -> str:
     """Return the URL of a store that may be named by a plain path."""
     check_url(location)
-    return location if ":" in location else f"sqlite:///{quote_path(location)}"
+    return location if is_url(location) else f"sqlite:///{quote_path(location)}"
 
 
 def pair_options(

@@ -12,7 +12,6 @@ import datetime as dt
 import io
 import json
 import os
-import select
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ import click
 from outlive.cli.command import flag
 from outlive.cli.context import FORMAT, Call, OutputClosed
 from outlive.cli.output.table import is_terminal
+from outlive.runtime.platform import system
 from outlive.view.escape import escape_json, escape_terminal
 
 _INTERVAL_S = 1.0
@@ -77,6 +77,7 @@ def answer_list(call: Call, look: Callable[[], Listing], *, watches: bool) -> No
 def _watch(call: Call, look: Callable[[], Listing]) -> None:
     draws = is_terminal() and not call.is_json and not call.is_quiet and os.environ.get("TERM") != "dumb"
     if draws:
+        system.enable_escapes()
         sys.stdout.write(_HOME + _ERASE_ALL)
     before: Named = {}
     notes: Sequence[str] = ()
@@ -95,9 +96,7 @@ def _watch(call: Call, look: Callable[[], Listing]) -> None:
 
 def _pause() -> None:
     """Wait for the next look. Raises OutputClosed when nobody reads the output any more."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)  # only errors: the reader of a pipe closed it
-    if poll.poll(_INTERVAL_S * 1000):
+    if not system.wait_for_reader(sys.stdout.fileno(), _INTERVAL_S):
         raise OutputClosed
 
 

@@ -2,8 +2,9 @@
 
 It has ended if the system knows no process with its number, or if the process with that number
 started at another moment. What cannot be seen from here counts as alive until its lease expires: a
-process of another user under `/proc` with hidepid, one on another machine, or one in another pid or
-time namespace. (The time namespace matters because its clock gives the moment of the start.)
+process of another user where these are hidden (`/proc` with hidepid), one on another machine, or one
+in another pid or time namespace. (The time namespace matters because its clock gives the moment of
+the start.)
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from outlive.errors import Corrupt
+from outlive.runtime.platform import system
 
 _MAX_PID = 1 << 30
 
@@ -31,7 +32,7 @@ class Owner:
     pid_namespace: str
     time_namespace: str
     pid: int
-    started: int  # clock ticks since the boot: the system reuses pids
+    started: int  # on Linux, clock ticks since the boot: the system reuses pids
 
     @classmethod
     def me(cls) -> Self:
@@ -55,10 +56,10 @@ class Owner:
     def is_gone(self) -> bool:
         """Tell whether this process has certainly ended; False if that cannot be known."""
         me = Owner.me()
-        if not me.started or not self.started or self._home != me._home:
+        if not me.boot or not me.started or not self.started or self._home != me._home:
             return False
-        started = _started(self.pid)
-        return started != self.started if started is not None else not _exists(self.pid)
+        started = system.start_of(self.pid)
+        return started != self.started if started is not None else not system.may_exist(self.pid)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -68,39 +69,5 @@ class Owner:
 def _me(pid: int) -> tuple[str, str, str, str, int, int]:
     import socket  # slow to import, and a reader of runs does not need it
 
-    boot = _read("/proc/sys/kernel/random/boot_id") or ""
-    return (socket.gethostname(), boot, _namespace("pid"), _namespace("time"), pid, _started(pid) or 0)
-
-
-def _started(pid: int) -> int | None:
-    """Return when a process started, 0 if it is a zombie, None if that cannot be read."""
-    fields = (_read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
-    if len(fields) <= 19:
-        return None
-    has_ended = fields[0] in ("Z", "X") and int(fields[17]) <= 1  # else only its main thread has ended
-    return 0 if has_ended else int(fields[19])
-
-
-def _exists(pid: int) -> bool:
-    """Tell whether the system knows a process with this number, of any user."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # it belongs to another user
-    return True
-
-
-def _namespace(kind: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/ns/{kind}")
-    except OSError:
-        return "unknown"
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
+    kinds = (system.namespace("pid"), system.namespace("time"))
+    return (socket.gethostname(), system.boot_id(), *kinds, pid, system.start_of(pid) or 0)

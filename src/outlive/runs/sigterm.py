@@ -7,6 +7,8 @@ signal handler. It sets one only if the program has none, and removes it after t
 
 While a worker runs, the first SIGTERM drains it instead: its `run()` returns when its runs have
 ended or are given back, and the program continues after it. A second SIGTERM ends the process.
+
+Windows sends no SIGTERM: there Ctrl-Break (SIGBREAK) does the same.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
+
+from outlive.runtime.platform import system
 
 
 class Terminator:
@@ -45,17 +49,19 @@ class Terminator:
     def _set(self) -> None:
         if self._is_set or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._end)
-            self._is_set = True
+        for number in system.stop_signals:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._end)
+                self._is_set = True
 
     def discard(self, key: int) -> None:
         self._users.pop(key, None)
         self._drains.pop(key, None)
         if self._users or not self._is_set or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) == self._end:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in system.stop_signals:
+            if signal.getsignal(number) == self._end:
+                signal.signal(number, signal.SIG_DFL)
         self._is_set = False
 
     def _end(self, number: int, frame: FrameType | None) -> None:

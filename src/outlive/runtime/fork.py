@@ -7,10 +7,11 @@ has such things is registered here, and makes new ones in the child before any o
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from typing import Protocol
+
+from outlive.runtime.platform import system
 
 
 class Resettable(Protocol):
@@ -40,7 +41,7 @@ def hold_while_forking(
     before: Callable[[], None], after_in_parent: Callable[[], None], after_in_child: Callable[[], None]
 ) -> None:
     """Let a module take its locks before a fork and release them after it, on both sides."""
-    os.register_at_fork(before=before, after_in_parent=after_in_parent)
+    system.at_fork(before=before, after_in_parent=after_in_parent)
     _functions.insert(0, after_in_child)
 
 
@@ -52,4 +53,4 @@ def _reset() -> None:
             target.after_fork_in_child()
 
 
-os.register_at_fork(after_in_child=_reset)
+system.at_fork(after_in_child=_reset)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 
 from outlive.runtime.fork import reset_in_child
+from outlive.runtime.platform import system
 
 _IDLE_S = 0.5  # that a thread waits for the next function
 
@@ -38,7 +39,7 @@ class ThreadHand:
         return False
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        self._ended.wait(timeout_s)
+        system.wait_for_event(self._ended, timeout_s)
 
     def has_ended(self) -> bool:
         return self._ended.is_set()

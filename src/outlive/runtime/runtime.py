@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from outlive.runtime.fork import reset_in_child
 from outlive.runtime.hands import hands
+from outlive.runtime.platform import system
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -221,7 +222,7 @@ class _ThreadBell:
         return self._event.is_set()
 
     async def wait(self, timeout_s: float) -> None:
-        self._event.wait(timeout_s)
+        system.wait_for_event(self._event, timeout_s)
 
 
 def call_in_thread(function: Callable[[], Any]) -> Future[Any]:

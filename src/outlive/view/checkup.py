@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from outlive.errors import OutliveError
+from outlive.runtime.platform import system
 from outlive.runtime.runtime import run_now
 from outlive.urls import local_path
 from outlive.view.advice import split_advice
@@ -26,7 +28,7 @@ _PACKAGES = (
     "langgraph-checkpoint",
 )  # fmt: skip
 _NETWORK_FILE_SYSTEMS = (
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "fuse.s3fs", "lustre", "glusterfs",
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "fuse.s3fs", "lustre", "glusterfs", "network",
 )  # fmt: skip
 _MAX_SKEW_S = 2.0
 _MAX_WAL_BYTES = 256 << 20
@@ -151,13 +153,12 @@ def _check_disk(store: OpenedStore, url: str) -> Iterator[Finding]:
     path = local_path(url)
     if path is None:
         return
-    kind = _file_system(path)
+    kind = system.file_system(path)
     if kind in _NETWORK_FILE_SYSTEMS:
         message = f"{path} is on a {kind} file system, whose locks and fsync are not reliable"
         fix = "move it to a local disk, or use postgresql: or redis: for several machines"
         yield Finding("disk", "problem", message, fix)
-    free = os.statvfs(path)
-    free_bytes = free.f_bavail * free.f_frsize
+    free_bytes = shutil.disk_usage(path).free
     message = f"{format_size(free_bytes)} free on {kind or 'its file system'}"
     if free_bytes < _MIN_FREE_BYTES:
         fix = "free some space; outlive stats lists the largest threads, outlive prune shrinks them"
@@ -167,21 +168,6 @@ def _check_disk(store: OpenedStore, url: str) -> Iterator[Finding]:
     if os.path.isfile(f"{path}-wal") and (size := os.path.getsize(f"{path}-wal")) > _MAX_WAL_BYTES:
         fix = "end the process that keeps a read transaction open on the file (find it with lsof), then run outlive ls"
         yield Finding("log", "warning", f"{path}-wal has grown to {format_size(size)}", fix)
-
-
-def _file_system(path: str) -> str:
-    """Return the type of the file system of a path, by the longest mount point above it."""
-    best = ("", "")
-    try:
-        with open("/proc/mounts", encoding="utf-8", errors="replace") as mounts:
-            for line in mounts:
-                _, point, kind, *_ = line.split(" ")
-                point = point.encode().decode("unicode_escape")
-                if f"{os.path.realpath(path)}/".startswith(f"{point.rstrip('/')}/"):
-                    best = max(best, (point, kind), key=lambda mount: len(mount[0]))
-    except (OSError, ValueError):
-        return ""
-    return best[1]
 
 
 def _check_sizes(store: OpenedStore, url: str) -> Iterator[Finding]:
@@ -263,7 +249,7 @@ def _redis_durability(settings: dict[str, str], message: str) -> Finding:
     if "appendonly" not in settings:
         return Finding("durability", "note", "unknown, because the server does not permit CONFIG")
     if settings["appendonly"] != "yes":
-        fix = "CONFIG SET appendonly yes, and CONFIG REWRITE; docs/guarantees.md says what each setting loses"
+        fix = "CONFIG SET appendonly yes, and CONFIG REWRITE; outlive docs guarantees says what each setting loses"
         message += ": a crash of the server loses everything since its last snapshot"
         return Finding("durability", "warning", message, fix)
     if settings.get("appendfsync") != "always":

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import fcntl
 import os
 import stat
 import time
 from collections.abc import Iterator
 
 from outlive.errors import Corrupt, OutliveError, StoreBusy, StoreFull, StoreUnavailable
+from outlive.runtime.platform import system
 
 THREADS = "threads"  # the folder of the logs
 BUSY_S = 30.0
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Non-blocking: opening a planted FIFO must not hang.
-_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # a symbolic link, a socket, a folder
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCK_BYTES = 4096
-_PUNCH_HOLE = 0x03  # of fallocate: FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
 class NotAFile(OSError):
@@ -60,7 +55,7 @@ class Disk:
 
     def open(self, name: str, *, write: bool = False, create: bool = False) -> int:
         """Open a regular file; anything else is refused, and nothing is waited for."""
-        flags = _FILE | (os.O_RDWR if write or create else os.O_RDONLY)
+        flags = system.file_flags | (os.O_RDWR if write or create else os.O_RDONLY)
         try:
             return self._checked(self._open(name, flags), name)
         except FileNotFoundError:
@@ -72,8 +67,8 @@ class Disk:
 
     def create(self, name: str) -> int:
         """Make a new file for this user alone, whatever the umask."""
-        fd = self._open(name, _FILE | os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        os.fchmod(fd, 0o600)
+        fd = self._open(name, system.file_flags | os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        system.set_mode(fd, 0o600)
         return fd
 
     def _open(self, name: str, flags: int) -> int:
@@ -95,11 +90,11 @@ class Disk:
         return fd
 
     def _enter(self, folder: str) -> int:
-        root = os.open(self.root, _FOLDER)
+        root = system.open_folder(self.root)
         if not folder:
             return root
         try:
-            return os.open(folder, _FOLDER, dir_fd=root)
+            return system.open_folder(folder, at=root)
         finally:
             os.close(root)
 
@@ -118,15 +113,15 @@ class Disk:
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         """Return as many bytes as there are, up to `size`."""
-        data = os.pread(fd, size, at)
-        while 0 < len(data) < size and (more := os.pread(fd, size - len(data), at + len(data))):
+        data = system.read_at(fd, size, at)
+        while 0 < len(data) < size and (more := system.read_at(fd, size - len(data), at + len(data))):
             data += more
         return data
 
     def write(self, fd: int, data: bytes, at: int) -> None:
         view = memoryview(data)
         while view:
-            done = os.pwrite(fd, view, at)
+            done = system.write_at(fd, view, at)
             view, at = view[done:], at + done
 
     def truncate(self, fd: int, size: int) -> None:
@@ -138,16 +133,10 @@ class Disk:
         False: not supported here.
         """
         start, stop = -(-at // _BLOCK_BYTES) * _BLOCK_BYTES, (at + size) // _BLOCK_BYTES * _BLOCK_BYTES
-        if start >= stop:
-            return True
-        fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)
-        if fallocate is None:
-            return False
-        length = ctypes.c_int64(stop - start)
-        return bool(fallocate(fd, _PUNCH_HOLE, ctypes.c_int64(start), length) == 0)
+        return start >= stop or system.free_range(fd, start, stop - start)
 
     def sync(self, fd: int) -> None:
-        os.fdatasync(fd)  # covers the size as well
+        system.sync_file(fd)
 
     def rename(self, old: str, new: str) -> None:
         """Give a file of the same folder another name, in place of what had it before."""
@@ -170,9 +159,46 @@ class Disk:
         """Make the names in a folder last."""
         at = self._enter(folder)
         try:
-            os.fsync(at)
+            system.sync_file(at)
         finally:
             os.close(at)
+
+
+class PathDisk(Disk):
+    """A folder where the system has no handles of folders: every name is a path.
+
+    So a link that is put there between the check and the opening is followed. On Windows, only
+    administrators and developers can make one.
+    """
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.root, *name.split("/")) if name else self.root
+
+    def names(self, folder: str = "") -> list[str]:
+        return os.listdir(self._path(folder))
+
+    def _open(self, name: str, flags: int) -> int:
+        path = self._path(name)
+        if os.path.islink(path) or os.path.isdir(path):
+            raise NotAFile(name)
+        return os.open(path, flags, 0o600)
+
+    def is_at(self, fd: int, name: str) -> bool:
+        return not system.can_remove_open_files or super().is_at(fd, name)
+
+    def rename(self, old: str, new: str) -> None:
+        system.replace(self._path(old), self._path(new))
+
+    def remove(self, name: str) -> None:
+        os.unlink(self._path(name))
+
+    def sync_folder(self, folder: str = "") -> None:
+        system.sync_folder(self._path(folder))
+
+
+def disk_at(root: str) -> Disk:
+    """Return the calls on a folder that this system has."""
+    return Disk(root) if system.has_folder_handles else PathDisk(root)
 
 
 class WriteLock:
@@ -213,7 +239,7 @@ class WriteLock:
         if self._fd >= 0:
             # Unlock explicitly: when another thread forked just now, the child has the file open
             # too, and closing ours would not unlock it.
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            system.unlock(self._fd)
             fd, self._fd = self._fd, -1
             self._disk.close(fd)
 
@@ -221,7 +247,7 @@ class WriteLock:
         pause_s = 0.0002
         while True:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                system.lock(fd)
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:

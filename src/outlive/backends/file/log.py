@@ -249,10 +249,13 @@ class Log:
             self.disk.remove(temporary)
         fd = self.disk.create(temporary)
         try:
-            yield fd
-            self.write(fd)
-            self.disk.write(fd, self._first_bytes(), 0)
-            self.disk.sync(fd)
+            try:
+                yield fd
+                self.write(fd)
+                self.disk.write(fd, self._first_bytes(), 0)
+                self.disk.sync(fd)
+            finally:
+                self.disk.close(fd)  # Windows renames no open file
             # A crash before this line leaves the old log, and a temporary file that the next
             # holder of the lock deletes. A crash after it leaves the new log.
             self.disk.rename(temporary, self.name)
@@ -260,8 +263,6 @@ class Log:
             with contextlib.suppress(OSError):
                 self.disk.remove(temporary)
             raise
-        finally:
-            self.disk.close(fd)
         self.acked = self._sound = self.end
         self.is_settled = True
 

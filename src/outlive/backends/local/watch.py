@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from outlive.backend import Commit
 from outlive.backend.entries import wakes
 from outlive.errors import OutliveError, StoreClosed
+from outlive.runtime.platform import system
 from outlive.runtime.runtime import Deadline
 
 _LOOK_S = 0.2  # between looks at what other processes did
@@ -71,7 +72,7 @@ class ThreadAlarm:
         self._event.set()
 
     async def wait(self, timeout_s: float) -> bool:
-        is_set = self._event.wait(timeout_s)
+        is_set = system.wait_for_event(self._event, timeout_s)
         self._event.clear()
         return is_set
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import select
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from psycopg import OperationalError, conninfo, generators, pq
 
 from outlive.backends.server.attempts import AttemptFailed, lock_ms
-from outlive.backends.server.sockets import READ, Wait, look_up
+from outlive.backends.server.sockets import Wait, look_up
 from outlive.backends.server.urls import hide_secrets
 from outlive.errors import (
     BadArgument,
@@ -30,6 +29,7 @@ from outlive.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from outlive.runtime.platform import READ, system
 from outlive.runtime.runtime import Deadline
 
 T = TypeVar("T")
@@ -59,9 +59,7 @@ class Connection:
 
     def has_ended(self) -> bool:
         """Tell whether the server closed an idle connection, without a round trip."""
-        poller = select.poll()
-        poller.register(self._connection.socket, select.POLLIN)
-        return bool(poller.poll(0))
+        return bool(system.wait_for_socket(self._connection.socket, READ, 0))
 
     @property
     def is_in_transaction(self) -> bool:

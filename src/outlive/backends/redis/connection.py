@@ -8,7 +8,6 @@ reply on its way, which nobody must read: it is closed and never used again.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import re
@@ -22,8 +21,9 @@ import hiredis
 
 from outlive.backends.redis.io_modes import IOMode
 from outlive.backends.server.attempts import AttemptFailed, Deadline
-from outlive.backends.server.sockets import READ, WRITE, look_up
+from outlive.backends.server.sockets import look_up
 from outlive.errors import Corrupt, StoreFull, StoreUnavailable
+from outlive.runtime.platform import READ, WRITE, system
 
 _TRANSIENT = ("LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY")
 # A script that fails passes the code of its cause on, somewhere inside its message.
@@ -123,6 +123,8 @@ class Connection:
     @classmethod
     async def open(cls, settings: ConnectionSettings, io_mode: IOMode, deadline: Deadline) -> Connection:
         """Connect to the first address of the host that accepts; each has its share of the time."""
+        if settings.path and not system.has_unix_sockets:
+            raise StoreUnavailable(f"Python has no Unix sockets on {system.name}; use redis://host:port")
         limit = Deadline(min(deadline.remaining_s(), settings.dial_s))
         addresses = [""] if settings.path else await look_up(settings.host, io_mode.wait, limit)
         failed = AttemptFailed(f"host {settings.host!r} cannot be found", sent=False)
@@ -186,7 +188,7 @@ class Connection:
                 self._set_tcp_options()
             target: Any = settings.path or (address, settings.port)
             code = self._socket.connect_ex(target)
-            if code == errno.EINPROGRESS:
+            if code in system.connecting:
                 if not await self._io_mode.wait(self._socket.fileno(), WRITE, deadline):
                     raise TimeoutError("no connection in time")
                 code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

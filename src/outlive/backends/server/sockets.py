@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import select
 import socket
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
+from outlive.backends.server.socket_thread import SocketThread
+from outlive.runtime.platform import READ, WRITE, system
 from outlive.runtime.runtime import Deadline
-
-READ, WRITE = 1, 2  # the values of psycopg's Wait and Ready
 
 
 class Wait(Protocol):
@@ -23,15 +23,8 @@ class Wait(Protocol):
 
 async def wait_blocking(fileno: int, want: int, deadline: Deadline) -> int:
     """Wait in this thread, without suspending."""
-    poller = select.poll()
-    poller.register(fileno, (select.POLLIN if want & READ else 0) | (select.POLLOUT if want & WRITE else 0))
     left_s = deadline.remaining_s()
-    events = poller.poll(None if left_s == float("inf") else left_s * 1000)
-    if not events:
-        return 0
-    event = events[0][1]
-    ready = (READ if event & select.POLLIN else 0) | (WRITE if event & select.POLLOUT else 0)
-    return ready or want  # hung up: the next operation fails with the reason
+    return system.wait_for_socket(fileno, want, None if left_s == float("inf") else left_s)
 
 
 async def wait_suspended(fileno: int, want: int, deadline: Deadline) -> int:
@@ -40,19 +33,35 @@ async def wait_suspended(fileno: int, want: int, deadline: Deadline) -> int:
     future: asyncio.Future[int] = loop.create_future()
     left_s = deadline.remaining_s()
     timer = None if left_s == float("inf") else loop.call_later(left_s, _settle, future, 0)
-    if want & READ:
-        loop.add_reader(fileno, _settle, future, READ)
-    if want & WRITE:
-        loop.add_writer(fileno, _settle, future, WRITE)
+    end = _watch(loop, fileno, want, future)
     try:
         return await future
     finally:
         if timer is not None:
             timer.cancel()
+        end()
+
+
+def _watch(
+    loop: asyncio.AbstractEventLoop, fileno: int, want: int, future: asyncio.Future[int]
+) -> Callable[[], object]:
+    """Let a future have what a socket is ready for, and return how to end that."""
+    try:
         if want & READ:
-            loop.remove_reader(fileno)
+            loop.add_reader(fileno, _settle, future, READ)
         if want & WRITE:
-            loop.remove_writer(fileno)
+            loop.add_writer(fileno, _settle, future, WRITE)
+    except NotImplementedError:  # the default loop of Windows waits for no sockets
+        return _socket_thread.watch(fileno, want, lambda ready: _hand_over(loop, future, ready))
+    return lambda: (loop.remove_reader(fileno), loop.remove_writer(fileno))
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, future: asyncio.Future[int], ready: int) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits any more
+        loop.call_soon_threadsafe(_settle, future, ready)
+
+
+_socket_thread = SocketThread()
 
 
 def _settle(future: asyncio.Future[int], value: int) -> None:

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import apsw
 
-from outlive.backend.clock import boot_id
 from outlive.backends.sqlite.wal import MarkFile, find_loss, sound_frames
 from outlive.errors import (
     BadURL,
@@ -27,6 +26,7 @@ from outlive.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from outlive.runtime.platform import system
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6F75746C  # "outl"
@@ -88,6 +88,8 @@ class Connection:
 
     def _disconnect(self) -> None:
         try:
+            if self._marks is not None:
+                self._marks.close_log()
             if self._connection is not None:
                 self._connection.close()
         finally:
@@ -198,12 +200,12 @@ class Connection:
             raise BadURL(f"{self.path!r} is a folder; give the path of a file in it")
         # Closing it later would drop SQLite's locks.
         with _creating, contextlib.suppress(FileExistsError):
-            os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
     def _check_log(self, db: apsw.Connection) -> None:
         """Compare what SQLite can read of its log with what was acknowledged."""
         self._page_size = fetch_one(db, "pragma page_size")[0]
-        marks = self._marks = MarkFile(self._file, boot_id(), is_synced=self._synchronous == 2)
+        marks = self._marks = MarkFile(self._file, system.boot_id(), is_synced=self._synchronous == 2)
         log = f"{self._file}-wal"
         if not os.path.exists(log):
             return
@@ -232,7 +234,11 @@ class Connection:
         if self._is_ours(db) is None:
             db.execute("pragma auto_vacuum = incremental")
         _patiently(lambda: db.execute("pragma journal_mode = wal").fetchall(), self._busy_s)
-        db.execute(f"pragma secure_delete = on; pragma synchronous = {self._synchronous}").fetchall()
+        # On macOS, fsync leaves data in the cache of the drive. Other systems ignore the last two.
+        db.execute(
+            f"pragma secure_delete = on; pragma synchronous = {self._synchronous}; "
+            "pragma fullfsync = on; pragma checkpoint_fullfsync = on"
+        ).fetchall()
         if fetch_one(db, "pragma synchronous")[0] != self._synchronous:
             raise StoreUnavailable("SQLite does not take the synchronous setting; nothing would be durable")
 

@@ -17,7 +17,6 @@ after it would be lost silently. Two things tell the difference, both checked be
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import struct
@@ -26,6 +25,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
+
+from outlive.runtime.platform import system
 
 _MAGIC = 0x377F0682  # the last bit: big-endian checksums
 _HEADER = struct.Struct(">8I")  # magic, version, page size, checkpoint, salts, checksum
@@ -74,13 +75,13 @@ class MarkFile:
         A shared lock says it is in use.
         """
         while True:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | system.file_flags, 0o600)
             try:
-                fcntl.flock(fd, fcntl.LOCK_SH)
+                system.lock(fd, is_shared=True, waits=True)
                 state = os.fstat(fd)
                 if state.st_nlink:  # else the last process to close it has just removed it
                     if state.st_mode & 0o777 != like.st_mode & 0o777 and state.st_size == 0:
-                        os.fchmod(fd, like.st_mode & 0o777)
+                        system.set_mode(fd, like.st_mode & 0o777)
                     return fd
             except BaseException:
                 os.close(fd)
@@ -94,7 +95,7 @@ class MarkFile:
         """
         if os.fstat(self._fd).st_size != _SIZE:
             os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, self._packed(bytes(8), 0), 0)
+            system.write_at(self._fd, self._packed(bytes(8), 0), 0)
         return mmap.mmap(self._fd, _SIZE)
 
     def read(self) -> Mark | None:
@@ -117,7 +118,7 @@ class MarkFile:
         with contextlib.suppress(FileNotFoundError):
             # Opening it here would drop SQLite's locks.
             self._index_state = os.stat(self._log_index)
-            self._log_fd = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
+            self._log_fd = os.open(self._log, os.O_RDONLY | system.file_flags)
             self._log_state = os.fstat(self._log_fd)
         return self._log_fd >= 0
 
@@ -131,7 +132,7 @@ class MarkFile:
             return
         # A crash before the last line leaves the mark of an earlier commit: it vouches for less.
         place = _HEADER.size + (frames - 1) * (_FRAME.size + page_size)
-        header = os.pread(self._log_fd, _FRAME.size, place)
+        header = system.read_at(self._log_fd, _FRAME.size, place)
         if len(header) == _FRAME.size and header[4:8] != b"\0\0\0\0":
             # As `_packed` does, without a call: every save comes here.
             raw = _MARK.pack(_NAME, self._boot, header[8:16], frames, self._is_synced)
@@ -161,6 +162,8 @@ class MarkFile:
         The index holds the locks: a process that finds another one there writes over the commits of
         this one.
         """
+        if not system.can_remove_open_files:
+            return False
         try:
             log, index = os.stat(self._log), os.stat(self._log_index)
         except (FileNotFoundError, NotADirectoryError):
@@ -178,19 +181,32 @@ class MarkFile:
 
         The last process to close the database removes it, as SQLite removes the log.
         """
-        if self._log_fd >= 0:
-            os.close(self._log_fd)
+        self.close_log()
         if self._map is not None:
             self._map.close()
-        if self._fd >= 0:
-            # The exclusive lock fails while another process has the database open. A crash before
-            # the unlink leaves a mark without a log, which says nothing about the next log.
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.path.exists(self._log) and os.fstat(self._fd).st_nlink:
+        fd, self._fd, self._map = self._fd, -1, None
+        if fd >= 0 and system.can_remove_open_files:
+            self._remove_unused(fd)
+            os.close(fd)
+        elif fd >= 0:
+            os.close(fd)
+            with contextlib.suppress(OSError):  # another process has it open
+                if not os.path.exists(self._log):
                     os.unlink(self._path)
-            os.close(self._fd)
-        self._fd, self._log_fd, self._map = -1, -1, None
+
+    def close_log(self) -> None:
+        """Close the log, before SQLite closes it: some systems remove no open file."""
+        if self._log_fd >= 0:
+            os.close(self._log_fd)
+        self._log_fd = -1
+
+    def _remove_unused(self, fd: int) -> None:
+        # The exclusive lock fails while another process has the database open. A crash before
+        # the unlink leaves a mark without a log, which says nothing about the next log.
+        with contextlib.suppress(OSError):
+            system.lock(fd)
+            if not os.path.exists(self._log) and os.fstat(fd).st_nlink:
+                os.unlink(self._path)
 
 
 def find_loss(log: str, page_size: int, frames: int, marks: MarkFile, mark: Mark | None) -> str | None:

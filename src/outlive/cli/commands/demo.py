@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from outlive.cli.context import Call
 from outlive.cli.demo_agent import THREAD, start_process
 from outlive.cli.stores import quote_path
 from outlive.errors import BadArgument
+from outlive.runtime.platform import system
 from outlive.view.escape import quote_argument
 
 RUN = "plan-the-trip"
@@ -35,7 +35,7 @@ def demo(call: Call, folder: str) -> None:
     url = f"sqlite:///{quote_path(folder)}/agent.db"
     _create_folder(folder)
     call.note("an agent starts, and is killed with SIGKILL in its third step")
-    if start_process("work", url, RUN, "SIGKILL").wait() != -signal.SIGKILL:
+    if not system.is_killed(start_process("work", url, RUN, "SIGKILL").wait()):
         raise BadArgument("the first process was not killed")
     call.note("another process recovers the run at once, because its owner is gone")
     if start_process("recover", url).wait() != 0:

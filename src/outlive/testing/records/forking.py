@@ -10,6 +10,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from outlive.runtime.platform import system
 from outlive.testing.contract import Contract
 from outlive.testing.patience import PATIENCE_S
 from outlive.testing.thread_records import draft
@@ -20,6 +23,8 @@ class ForkContract(Contract):
     """Only sync: a child cannot use the event loop of its parent."""
 
     def test_a_forked_child_and_its_parent_both_commit(self, backend: Any) -> None:
+        if not system.can_fork:
+            pytest.skip(f"{system.name} does not fork processes")
         opener, driver = Opener.of(backend), SyncDriver()
         trial = Trial(opener, driver)
         probe = driver.run(trial.probe())
