@@ -16,7 +16,7 @@ from packaging.version import Version
 PROJECT = Path(__file__).resolve().parents[2]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = DECLARED["project"]["optional-dependencies"]
-OF_DEVELOPERS = ("test", "frameworks", "lint", "coverage", "docs", "bench")
+OF_DEVELOPERS = ("test", "frameworks", "lint", "coverage", "docs", "release", "bench")
 ADAPTERS = ("openai-agents", "pydantic-ai", "claude", "strands", "agent-framework", "adk", "llama-index")
 PAGE = (PROJECT / "docs" / "versions.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([\w.-]+)` \| (.+?) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
