@@ -44,12 +44,9 @@ def _list_pages(call: Call, folder: Path, *, is_path: bool) -> None:
         print(folder)
         return
     rows = [{"page": path.stem, "title": _title(path), "path": str(path)} for path in _pages(folder)]
-    if call.is_json:
-        call.print_json(rows)
-        return
     width = max(len(row["page"]) for row in rows)
-    for row in rows:
-        print(row["page"] if call.is_quiet else f"{row['page']:{width}}  {row['title']}")
+    lines = [f"{row['page']:{width}}  {row['title']}" for row in rows]
+    call.answer(rows, lambda: print("\n".join(lines)), brief=[row["page"] for row in rows])
     call.note(f"outlive docs PAGE prints one; the files are in {folder}")
 
 
