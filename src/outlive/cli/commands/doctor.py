@@ -343,7 +343,7 @@ def _redis_durability(settings: dict[str, str], message: str) -> Finding:
     if "appendonly" not in settings:
         return Finding("durability", "note", "unknown, because the server does not permit CONFIG")
     if settings["appendonly"] != "yes":
-        fix = "CONFIG SET appendonly yes, and CONFIG REWRITE; docs/guarantees.md says what each setting loses"
+        fix = "CONFIG SET appendonly yes, and CONFIG REWRITE; outlive docs guarantees says what each setting loses"
         message += ": a crash of the server loses everything since its last snapshot"
         return Finding("durability", "warning", message, fix)
     if settings.get("appendfsync") != "always":
