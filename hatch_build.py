@@ -5,18 +5,15 @@ The addresses are those of `project.urls` in pyproject.toml, the one place that 
 
 from __future__ import annotations
 
-import posixpath
-import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-# Pages of the site that are files of the root.
-ROOT_PAGES = {"CHANGELOG.md": "changelog.html", "CONTRIBUTING.md": "contributing.html", "SECURITY.md": "security.html"}
-_LINK = re.compile(r"(!?\[[^\]]*\]\(|<img [^>]*src=\")(?![a-z]+:)([^)\s\"]+)")
-_FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+sys.path.insert(0, str(Path(__file__).parent / "tools"))
+from packaged import absolute_links, bundled
 
 
 class PackagedReadme(MetadataHookInterface):
@@ -27,42 +24,9 @@ class PackagedReadme(MetadataHookInterface):
         metadata["readme"] = {"content-type": "text/markdown", "text": absolute_links(text, metadata["urls"])}
 
 
-class BundledDocs(BuildHookInterface):  # type: ignore[type-arg]
+class BundledDocs(BuildHookInterface):
     """Puts the pages and their pictures into the wheel, for `outlive docs`."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name == "wheel" and version == "standard":
             build_data["force_include"].update(bundled(Path(self.root)))
-
-
-def absolute_links(text: str, urls: dict[str, str]) -> str:
-    """Return a page of the root with absolute links; code stays as it is."""
-    parts = _FENCE.split(text)
-    return "".join(part if _FENCE.fullmatch(part) else _rewritten(part, urls) for part in parts)
-
-
-def _rewritten(text: str, urls: dict[str, str]) -> str:
-    return _LINK.sub(lambda link: link[1] + absolute(link[2], urls), text)
-
-
-def absolute(target: str, urls: dict[str, str]) -> str:
-    """Return the address of a file of the project: a page of the site, else a file of the repository."""
-    site, repository = urls["Documentation"].rstrip("/"), urls["Repository"].rstrip("/")
-    path, mark, anchor = target.partition("#")
-    path = posixpath.normpath(path) if path else ""
-    if not path:
-        return f"{repository}{mark}{anchor}"
-    if path in ROOT_PAGES:
-        return f"{site}/{ROOT_PAGES[path]}{mark}{anchor}"
-    if path.startswith("docs/"):
-        page = path.removeprefix("docs/")
-        return f"{site}/{page.removesuffix('.md') + '.html' if page.endswith('.md') else page}{mark}{anchor}"
-    return f"{repository}/blob/main/{path}{mark}{anchor}"
-
-
-def bundled(root: Path) -> dict[str, str]:
-    """Return file of the project → its place in the wheel."""
-    pages = [*(root / "docs").glob("*.md"), *(root / "docs" / "images").glob("*.svg")]
-    files = {str(path): f"outlive/docs/{path.relative_to(root / 'docs').as_posix()}" for path in pages}
-    names = {name: page.replace(".html", ".md") for name, page in ROOT_PAGES.items()}
-    return files | {str(root / name): f"outlive/docs/{page}" for name, page in names.items() if (root / name).exists()}
