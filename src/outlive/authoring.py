@@ -1,6 +1,6 @@
 """What the author of a backend needs beside `outlive.backend`: the rules of a commit, and how to open one.
 
-docs/writing-a-backend.md explains how the parts fit together.
+`outlive docs writing-a-backend` explains how the parts fit together.
 
 rules      `decide` judges a commit on a `View` of its thread and returns an `Effect`; `Wanted.of` says what
            of the thread it looks at, and a `Snapshot` is a `View` of what was read

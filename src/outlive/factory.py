@@ -87,7 +87,7 @@ def open(
     `url` is the path of a SQLite file or one of: `sqlite:///path.db` (four slashes for an absolute
     path), `file:///folder`, `postgresql://user@host/database`, `redis://host`, `rediss://`,
     `redis+sentinel://host,host/service`, `redis+cluster://host,host`, `memory:`, `null:`, a client
-    of redis-py, or a `BackendFactory` or registered scheme of your own (docs/writing-a-backend.md).
+    of redis-py, or a `BackendFactory` or registered scheme of your own (`outlive docs writing-a-backend`).
 
     tenant:       a name; a store shows only the threads of its own tenant
     durability:   "sync": a save is stored when it returns; "async": it is stored in the background
@@ -101,7 +101,7 @@ def open(
     single:       use one store of a pair alone; the other one gets everything when both are opened again
     create:       False: raise StoreMissing instead of creating a store that does not exist
 
-    Further options depend on the backend: see docs/backends.md. Raises BadURL and BadArgument for
+    Further options depend on the backend: see `outlive docs backends`. Raises BadURL and BadArgument for
     options that are wrong, and StoreError when the store cannot be opened.
     """
     config = configure(

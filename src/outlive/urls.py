@@ -38,7 +38,7 @@ _SQLITE_EXAMPLE = "sqlite:///agent.db, or sqlite:////home/me/agent.db for an abs
 
 
 class BackendOptions(TypedDict, total=False):
-    """Options of one engine, which can also be in the query of its URL; docs/backends.md explains them."""
+    """Options of one engine, which can also be in the query of its URL; `outlive docs backends` explains them."""
 
     fsync: Literal["full", "normal"]  # SQLite, file
     accept_loss: bool  # SQLite

@@ -754,3 +754,17 @@ def commits_of(url):
 
 def server_version(url):
     return int(sql(url, "show server_version_num")[0][0]) // 10_000
+
+
+def test_a_store_without_the_functions_of_this_version_gets_them_when_it_is_opened(postgres_url):
+    """A later or an earlier version has made it, with functions of another number."""
+    with outlive.open(postgres_url) as store:
+        store.thread("t").save({"n": 1})
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        names = "select p.oid::regprocedure::text from pg_proc p where pronamespace = 'outlive'::regnamespace and prokind = 'f'"
+        for (name,) in connection.execute(names).fetchall():
+            connection.execute(f"drop function if exists {name} cascade")
+        connection.execute("drop aggregate outlive.xor_1(bigint); drop type outlive.settled_1; drop type outlive.written_1")
+    with outlive.open(postgres_url) as store:
+        assert store.thread("t").save({"n": 2}).seq == 2
+        assert store.verify().problems == ()

@@ -16,7 +16,7 @@ from packaging.version import Version
 PROJECT = Path(__file__).resolve().parents[2]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = DECLARED["project"]["optional-dependencies"]
-OF_DEVELOPERS = ("test", "frameworks", "lint", "coverage", "docs", "bench")
+OF_DEVELOPERS = ("test", "frameworks", "lint", "coverage", "docs", "release", "bench")
 # Frameworks and what serves them: they allow few versions of what they share.
 ADAPTERS = (
     "openai-agents",

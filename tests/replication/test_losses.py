@@ -646,7 +646,7 @@ def test_a_lock_whose_owner_is_cancelled_is_free_at_once(url_of):
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("id", ["queue", "pair", "tombstone", "lock:foo", "0:", "\0", "a\\b"])
+@pytest.mark.parametrize("id", ["outbox", "pair", "tombstone", "lock:foo", "0:", "\0", "a\\b"])
 def test_no_name_of_a_thread_reaches_what_the_pair_keeps_for_itself(pair, id):
     pair.thread(id).save("mine", id=id)
     pair.thread(id, namespace=id).save("sub", id=id)

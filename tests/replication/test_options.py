@@ -213,7 +213,7 @@ def test_records_of_the_store_itself_are_carried_over_too(tmp_path):
         with outlive.open(url) as alone:
             backend = alone._store._engine.backend
             assert [one.seq for one in alone.thread("t").history()] == [2]
-            assert [backend.local.entries(EntryQuery(tenant, "queue")) for tenant in ("", RESERVED)] == [
+            assert [backend.local.entries(EntryQuery(tenant, "outbox")) for tenant in ("", RESERVED)] == [
                 [],
                 [],
             ]

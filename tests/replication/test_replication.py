@@ -11,7 +11,7 @@ from rig.replicas import IO_MODES, Rig, drained, ids, run, until
 
 pytestmark = pytest.mark.heavy
 
-TICKET = EntryRecord("ready", "7:planner\n5000000001\nr", b"", fence=3)
+TICKET = EntryRecord("ticket", "7:planner\n5000000001\nr", b"", fence=3)
 TIMER, NEXT = [
     EntryRecord("timer", f"{due:020d}\nr\nsleep", b"", fence=3, until=due, clock=WALL)
     for due in (1 << 52, (1 << 52) + 1)
@@ -245,7 +245,7 @@ def test_an_entry_that_is_removed_is_removed_in_both_stores_and_after_a_failback
         await commit(store._engine.backend, Commit(ThreadKey.of("", "t"), entries=entries))
 
     async def tickets(alone):
-        pages = [await alone._engine.backend.entries(EntryQuery("", kind)) for kind in ("ready", "timer")]
+        pages = [await alone._engine.backend.entries(EntryQuery("", kind)) for kind in ("ticket", "timer")]
         return [entry.key for page in pages for _, entry in page]
 
     async def failed_back(store):

@@ -33,11 +33,11 @@ class EntryKind:
 RUN, LOCK, STEP, RESPONSE, SWEEP = "run", "lock", "step", "response", "sweep"
 WAIT = "wait"  # what a run waits for: a question, an event or a time, and the answer
 TIMER = "timer"  # by the moment at which it is due: its key begins with it
-READY = "ready"  # a ticket of a run that any worker may claim: in the order of its key
+READY = "ticket"  # a ticket of a run that any worker may claim: in the order of its key
 WORKER = "worker"  # a process that claims runs
 STREAM = "stream"  # what a run emits, in pieces
 TOMBSTONE = "tombstone"  # names what was removed
-OUTBOX = "queue"  # names what the other store does not have yet; no key is used twice
+OUTBOX = "outbox"  # names what the other store does not have yet; no key is used twice
 PAIR, NAMING = "pair", "naming key"
 
 KINDS = {

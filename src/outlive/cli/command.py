@@ -25,7 +25,7 @@ SHARED: list[click.Parameter] = [
     click.Option(["--key-file"], metavar="PATH", type=click.Path(), help="The keys of an encrypted store. Default: OUTLIVE_KEYS."),
     click.Option(["--tenant"], metavar="NAME", help="The tenant. Default: the tenant without a name."),
     click.Option(["--timeout"], metavar="TIME", help="The time limit of each call to the store, such as 5s or 2min. Default: 30s."),
-    click.Option(["--json"], is_flag=True, help="Print JSON; docs/cli.md lists the fields."),
+    click.Option(["--json"], is_flag=True, help="Print JSON; outlive docs cli lists the fields."),
     click.Option(["--quiet", "-q"], is_flag=True, help="Print only ids or problems, without notes and headings."),
     click.Option(["--debug"], is_flag=True, help="Print the traceback of an error."),
 ]  # fmt: skip

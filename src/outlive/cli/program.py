@@ -67,6 +67,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "ui": ("ui", "Show the store in a browser."),
         "mcp": ("mcp", "Serve the store to a coding agent, as tools."),
         "demo": ("demo", "Kill an agent and watch another process resume its run."),
+        "docs": ("docs", "Print a page of the documentation, or list all pages."),
         "completion": ("completion", "Print the completion script of a shell."),
     },
 }

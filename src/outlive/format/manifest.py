@@ -107,7 +107,7 @@ def decode(codec: Codec, body: bytes, *, opaque: bool = False) -> Manifest:
             part("metadata", dict, {}),
             tuple(part("next", list, [])),
             tuple(part("done", list, [])),
-            tuple(Interrupt(*row) for row in part("interrupts", list, [])),
+            tuple(Interrupt(*row[:3]) for row in part("interrupts", list, [])),
             "needs_parent" in fields,
             part("written", bytes, b""),
         )

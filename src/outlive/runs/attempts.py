@@ -88,9 +88,9 @@ def unpack(stored: Any) -> Attempts:
 
 
 def _unpack_one(fields: Any) -> Attempt:
-    if not isinstance(fields, list) or tuple(map(type, fields)) != _TYPES:
+    if not isinstance(fields, list) or tuple(map(type, fields[: len(_TYPES)])) != _TYPES:
         raise Corrupt("an attempt of a run is damaged")
-    number, owner, host, began, ended, outcome, error = fields
+    number, owner, host, began, ended, outcome, error, *_ = fields
     return Attempt(
         number, owner, host, moment(began), moment(ended) if ended else None, outcome or None, error or None
     )

@@ -41,10 +41,10 @@ class Owner:
     @classmethod
     def unpack(cls, fields: Any) -> Self:
         kinds = (str, str, str, str, int, int)
-        is_valid = isinstance(fields, list | tuple) and tuple(map(type, fields)) == kinds
+        is_valid = isinstance(fields, list | tuple) and tuple(map(type, fields[:6])) == kinds
         if not is_valid or not 0 < fields[4] < _MAX_PID:
             raise Corrupt("the owner of a run or lock is damaged")
-        return cls(*fields)
+        return cls(*fields[:6])
 
     def pack(self) -> tuple[Any, ...]:
         return (*self._home, self.pid, self.started)

@@ -329,12 +329,12 @@ async def _read_entries(
         ordinal, _, model_id = entry.key[len(run_id) + 1 :].partition("\n")
         if not ordinal and not model_id:
             with well_formed(f"what the responses of run {run_id!r} share", key.id):
-                shared = _Shared(**engine.codec.unpack(entry.body or b""))
+                shared = _Shared.unpack(engine.codec.unpack(entry.body or b""))
                 set(shared.order())
         # An id may contain a line break: then the prefix also matches responses of other runs.
         elif ordinal.isdecimal() and model_id and "\n" not in model_id:
             with well_formed(f"the response of {model_id!r}", key.id):
-                response, earlier = engine.codec.unpack(entry.body or b"")
+                response, earlier, *_ = engine.codec.unpack(entry.body or b"")
             stored[model_id, int(ordinal)] = (response, earlier, entry.revision)
     named = set(shared.order())
     if other := sorted(named ^ set(stored), key=repr):
@@ -351,6 +351,11 @@ class _Shared:
     verbose: bool = False
     model_keys: Sequence[Sequence[Any]] = ()
     revision: int = 0
+
+    @classmethod
+    def unpack(cls, stored: Mapping[str, Any]) -> _Shared:
+        """Return what is stored, without the fields of later versions."""
+        return cls(**{name: stored[name] for name in cls.__slots__ if name in stored})
 
     def with_models(self, missing: Sequence[ModelKey], prompt: Any, verbose: bool) -> _Shared:
         model_keys = [*self.model_keys, *([model_id, ordinal] for model_id, ordinal in missing)]

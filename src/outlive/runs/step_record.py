@@ -69,11 +69,11 @@ class StepInfo:
     @classmethod
     def unpack(cls, name: str, key: str, status: str, fields: Any, seed: bytes) -> Self:
         """Return a step from the body of its entry. Raises Corrupt."""
-        arguments, value, error, began, ended, attempt, tries, failures, is_effect = fields
+        arguments, value, error, began, ended, attempt, tries, failures, is_effect, *_ = fields
         if tuple(map(type, (began, ended, attempt, tries))) != _NUMBERS:
             raise Corrupt(f"step {name!r:.100} is damaged")
         moment(began), moment(ended)  # they are times, or this raises
-        tried = tuple([_unpack_try(*failed) for failed in failures])
+        tried = tuple([_unpack_try(*failed[:4]) for failed in failures])
         effect = effect_key(seed, name, key) if is_effect else None
         return cls(name, key, status, arguments, value, error, attempt, tries, tried, effect, began, ended)
 

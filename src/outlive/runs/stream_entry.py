@@ -87,7 +87,7 @@ def pack_entry(
 
 def unpack_entry(codec: Codec, entry: EntryRecord) -> tuple[int, list[bytes]]:
     """Return the attempt and the packed chunks of an entry. Raises Corrupt."""
-    attempt, chunks = codec.unpack(entry.body or b"")
+    attempt, chunks, *_ = codec.unpack(entry.body or b"")
     if (
         type(attempt) is not int
         or not isinstance(chunks, list)

@@ -193,7 +193,7 @@ def _key(agent: str | None, priority: int, now: int, run_id: str) -> str:
 def _ticket(codec: Codec, thread: ThreadKey, entry: EntryRecord, agent: str | None) -> Ticket:
     rest = entry.key[len(_prefix(agent)) :]
     with well_formed(f"ticket {entry.key!r:.100}", thread.id):
-        namespace, code_version, record = codec.unpack(entry.body or b"")
+        namespace, code_version, record, *_ = codec.unpack(entry.body or b"")
         if not isinstance(namespace, str | None) or not isinstance(code_version, str | None):
             raise TypeError("a namespace and a version must be text")
         if not isinstance(record, bytes | None):

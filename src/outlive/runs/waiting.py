@@ -55,8 +55,8 @@ class Outer:
     @classmethod
     def unpack(cls, packed: Any) -> Outer:
         """Return what `pack` made a list of. Raises ValueError, TypeError."""
-        thread, run, event = packed
-        if not all(isinstance(part, str) for part in packed) or not event.startswith(INNER_PREFIX):
+        thread, run, event, *_ = packed
+        if not all(isinstance(part, str) for part in (thread, run, event)) or not event.startswith(INNER_PREFIX):
             raise ValueError("an outer run is a thread, an id and an event")
         return cls(thread, run, event)
 
@@ -100,7 +100,7 @@ class Waiting:
     @classmethod
     def unpack(cls, packed: Any) -> Waiting:
         """Return what `pack` made a list of."""
-        reason, since, until, groups, runs = packed
+        reason, since, until, groups, runs, *_ = packed
         return cls(
-            reason, since, until, tuple(Group(tuple(names), mode) for names, mode in groups), tuple(runs)
+            reason, since, until, tuple(Group(tuple(names), mode) for names, mode, *_ in groups), tuple(runs)
         )

@@ -6,10 +6,12 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from outlive.backend import Commit, Removal, ThreadKey, ThreadRecord, thread_record
-from outlive.errors import Corrupt, ThreadNotEmpty, refuse_unopened, well_formed
+from outlive.errors import Corrupt, NewerFormat, ThreadNotEmpty, refuse_unopened, well_formed
 from outlive.format import manifest
 from outlive.threads.engine import Engine, Located
 from outlive.values import ThreadInfo, moment
+
+FORMAT = 1
 
 
 def pack_metadata(
@@ -17,7 +19,7 @@ def pack_metadata(
 ) -> tuple[bytes, str | None]:
     """Return the record of a thread as bytes, and its metadata as JSON for people."""
     origin = list(forked_from) if forked_from else None
-    body = engine.codec.pack([1, dict(metadata), origin], "metadata")
+    body = engine.codec.pack([FORMAT, dict(metadata), origin], "metadata")
     return body, manifest.projection(metadata)
 
 
@@ -32,7 +34,11 @@ def unpack_metadata(
     except Corrupt as error:
         raise type(error)(error.what, thread=row.id) from None
     with well_formed("its metadata", row.id):
-        _, metadata, origin = engine.codec.unpack(row.metadata)
+        version, metadata, origin, *_ = engine.codec.unpack(row.metadata)
+        if type(version) is not int or version < 1:
+            raise Corrupt("it has no format")
+        if version > FORMAT:
+            raise NewerFormat("the metadata of a thread", version, FORMAT)
         return metadata, tuple(origin) if origin else None
 
 

@@ -93,7 +93,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     """A checkpointer on any store: `OutliveSaver("sqlite:///agent.db")`, or on a store that is open.
 
     Your own data classes in states (dataclasses, pydantic models, Enums and so on) need no mention:
-    see docs/langgraph.md. `strict=True` stores only those that are named in `types`, or that
+    see `outlive docs langgraph`. `strict=True` stores only those that are named in `types`, or that
     `outlive.register` knows. `serde` replaces the whole serializer. `refuse_stale=True` refuses (HeadMoved) a checkpoint whose parent is no
     longer the newest of its thread, unless the caller named that parent by its id: two invocations
     at once cannot fork a thread unnoticed. All other options are those of `outlive.open`.
@@ -229,7 +229,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Iterate over checkpoints, newest first; docs/langgraph.md says what the arguments mean."""
+        """Iterate over checkpoints, newest first; `outlive docs langgraph` says what the arguments mean."""
         return each(Listing(self._operations(self._shared.sync).session, config, filter, before, limit))
 
     async def alist(
@@ -240,7 +240,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Iterate over checkpoints, newest first; docs/langgraph.md says what the arguments mean."""
+        """Iterate over checkpoints, newest first; `outlive docs langgraph` says what the arguments mean."""
         store = self._shared.asynchronous
         if store is not None:
             async for checkpoint in Listing(self._operations(store).session, config, filter, before, limit):

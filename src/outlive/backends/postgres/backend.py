@@ -78,7 +78,14 @@ from outlive.backends.postgres.save import (
     receipt,
     thread_parameters,
 )
-from outlive.backends.postgres.statements import PROBLEMS, VERSION, quoted, schema_script, statements
+from outlive.backends.postgres.statements import (
+    PROBLEMS,
+    VERSION,
+    functions_script,
+    quoted,
+    schema_script,
+    statements,
+)
 from outlive.backends.postgres.transaction import Transaction
 from outlive.backends.postgres.watch import PostgresWatch, channel
 from outlive.backends.rules.decide import new_generation
@@ -181,13 +188,15 @@ class PostgresBackend:
             answer = await self._ask(self._sql.identity)
         if not answer:
             raise Corrupt("the row that holds the store's naming key is gone; put it back from a backup")
-        ((version, key),) = answer
+        ((version, key, has_functions),) = answer
         if to_number(version) > VERSION:
             raise NewerFormat("the schema in PostgreSQL", to_number(version), VERSION)
+        if has_functions != b"\1":  # another version of outlive made the store
+            await self._call(self._migrate(b""))
         return key or b""
 
     def _migrate(self, offered: bytes) -> Callable[[Connection, Deadline], Awaitable[None]]:
-        """Create the tables; of many processes that try at once, one does."""
+        """Create what is missing of the tables and functions; of many processes that try at once, one does."""
 
         async def work(connection: Connection, deadline: Deadline) -> None:
             turn = zlib.crc32(b"outlive " + self._schema.encode())
@@ -197,7 +206,10 @@ class PostgresBackend:
                     await connection.run(f"create schema {self._schema}", deadline)
                 if not await _is_there(connection, f"{self._schema}.store", "to_regclass", deadline):
                     await connection.run(schema_script(self._schema), deadline)
-                await connection.query(self._sql.adopt, (offered,), deadline)
+                if not await _is_there(connection, f"{self._schema}.save_1", "to_regproc", deadline):
+                    await connection.run(functions_script(self._schema), deadline)
+                if offered:
+                    await connection.query(self._sql.adopt, (offered,), deadline)
 
         return work
 
@@ -573,7 +585,7 @@ class PostgresBackend:
     async def facts(self) -> dict[str, object]:
         names = ("fsync", "synchronous_commit", "full_page_writes", "server_version")
         shown = ", ".join(f"current_setting('{name}')" for name in names)
-        ((version, _),) = await self._ask(self._sql.identity)
+        ((version, *_),) = await self._ask(self._sql.identity)
         ((now, *cells),) = await self._ask(
             f"select (extract(epoch from clock_timestamp()) * 1000000)::bigint, {shown}"
         )

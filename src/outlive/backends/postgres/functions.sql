@@ -1,6 +1,9 @@
 -- The functions of outlive in PostgreSQL. {schema} is replaced by the quoted name of the schema.
+-- Everything here ends in the number of this set. A version of outlive with other functions gives them
+-- the next number, and adds them when it opens a store that has not got them: processes of both versions
+-- can work on one store.
 
-create function {schema}.now_us() returns bigint language sql volatile as
+create function {schema}.now_us_1() returns bigint language sql volatile as
     'select (extract(epoch from clock_timestamp()) * 1000000)::bigint';
 
 create aggregate {schema}.xor_1(bigint) (sfunc = int8xor, stype = bigint, initcond = '0');
@@ -81,7 +84,7 @@ begin
 end
 $outlive$;
 
-create type {schema}.settled as (
+create type {schema}.settled_1 as (
     fence bigint, until bigint, clock text, status text, body bytea,
     delta bigint                             -- what changes the sum of the row checksums
 );
@@ -89,11 +92,11 @@ create type {schema}.settled as (
 -- Put or remove an entry; return it as it is stored then.
 create function {schema}.settle_1(
     p_thread bigint, p_digest bytea, p_tenant_digest bytea, v jsonb, p_body bytea, p_revision bigint, p_now bigint
-) returns {schema}.settled
+) returns {schema}.settled_1
 language plpgsql as $outlive$
 declare
     e {schema}.entry;
-    s {schema}.settled;
+    s {schema}.settled_1;
 begin
     select x.* into e from {schema}.entry x where x.thread = p_thread and x.name = decode(v->>'name', 'hex');
     s.delta := coalesce(e.row_checksum # e.until, 0);
@@ -145,7 +148,7 @@ begin
 end
 $outlive$;
 
-create type {schema}.put as (
+create type {schema}.written_1 as (
     is_new boolean,                          -- null when the write that is there stays
     delta bigint                             -- what changes the sum of the row checksums
 );
@@ -153,7 +156,7 @@ create type {schema}.put as (
 -- Put a pending write.
 create function {schema}.write_1(
     p_thread bigint, p_digest bytea, v jsonb, p_body bytea, p_chunks bytea, p_epoch bigint, p_revision bigint
-) returns {schema}.put
+) returns {schema}.written_1
 language plpgsql as $outlive$
 declare
     is_stamped boolean := v->>'stamp';
@@ -166,7 +169,7 @@ declare
     v_revision bigint := case when is_stamped then p_revision else (v->>'revision')::bigint end;
     v_row_checksum bigint := {schema}.write_row_checksum_1(p_digest, v_checksum, v_epoch, v_fence, v_revision);
     v_old bigint;
-    v_put {schema}.put;
+    v_put {schema}.written_1;
 begin
     if v_index < 0 then  -- the one kind that is overwritten
         select x.row_checksum into v_old from {schema}.write x
@@ -245,7 +248,7 @@ create function {schema}.save_1(
 declare
     t {schema}.thread;
     e {schema}.entry;
-    s {schema}.settled;
+    s {schema}.settled_1;
     x jsonb;
     v_now bigint;
     v_is_new boolean;
@@ -254,7 +257,7 @@ declare
     v_row_checksum bigint;
     v_pointer bigint;
     v_bytes bigint := 0;
-    v_put {schema}.put;
+    v_put {schema}.written_1;
     v_rows bigint := 0;
     v_delta bigint := 0;
     v_found bigint;
@@ -265,7 +268,7 @@ begin
     loop
         select y.* into t from {schema}.thread y where y.digest = p_digest for update;
         v_is_new := not found;
-        v_now := {schema}.now_us();
+        v_now := {schema}.now_us_1();
         generation := t.generation;
         revision := t.revision;
         if t.row_checksum <> {schema}.thread_row_checksum_1(t) then
@@ -503,7 +506,7 @@ begin
     select array_agg(q.key) into v_locked from (
         select y.key from {schema}.thread y where y.digest = any(p_digests) order by y.digest for update
     ) q;
-    v_now := {schema}.now_us();
+    v_now := {schema}.now_us_1();
     -- 2. Enter new threads into the roster.
     if coalesce(cardinality(v_locked), 0) < cardinality(p_digests) then
         with made as (
@@ -681,7 +684,7 @@ begin
                 return 'gone';
             end if;
             insert into {schema}.thread as x (key, digest, tenant_digest, tenant, id, generation, created_at, updated_at)
-                select y.key, p_digest, p_tenant_digest, p_tenant, p_thread, 0, {schema}.now_us(), 0
+                select y.key, p_digest, p_tenant_digest, p_tenant, p_thread, 0, {schema}.now_us_1(), 0
                 from {schema}.roster y where y.digest = p_digest
                 on conflict (key) do update set digest = excluded.digest
                 returning x.* into t;
@@ -826,7 +829,7 @@ begin
     if v_state not in ('made', 'found') then
         raise exception 'its row is gone or does not match its checksum' using errcode = 'OL001';
     end if;
-    v_now := {schema}.now_us();
+    v_now := {schema}.now_us_1();
     select y.* into strict t from {schema}.thread y where y.digest = p_digest;
     if v_state = 'made' then
         t.generation := p_token;

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from outlive.backends.postgres.rows import CHECKPOINT, ENTRY, MANY, THREAD, WRITE
 
-VERSION = 1  # of the tables and functions
+VERSION = 1  # of the tables
 
 _ARGUMENTS = ", ".join(f"${index}" for index in range(1, 43))  # of save_1
 _ARGUMENTS_OF_PUT = ", ".join(f"${index}" for index in range(1, 33))
@@ -238,7 +238,7 @@ e.kind = $3::text
     and left(e.key, 400) >= $4::text and left(e.key, 400) <= $5::text
     and starts_with(e.key, $6::text) and ($7::text is null or (e.key, {digest}) > ($7::text, $8::bytea))
     and {statuses}
-    and ($10::boolean is null or $10::boolean = (e.clock not in ('postgresql', 'wall') or e.until <= {schema}.now_us()))
+    and ($10::boolean is null or $10::boolean = (e.clock not in ('postgresql', 'wall') or e.until <= {schema}.now_us_1()))
 """
 _ENTRY_FILTER = _ENTRY_FILTER.replace("{statuses}", _STATUSES)
 _FILTER_OF_ALL = _ENTRY_FILTER.replace("{digest}", "coalesce(t.digest, r.digest)")
@@ -319,7 +319,7 @@ with lease as materialized (
 ),
 locked as materialized (
     select x.commit, x.leases, x.position, t.generation, t.revision, e.row,
-        {schema}.now_us() + x.lease_us as renewed_until
+        {schema}.now_us_1() + x.lease_us as renewed_until
     from lease x
     cross join lateral (
         select y.key, y.generation, y.revision from {schema}.thread y where y.digest = x.digest limit 1
@@ -532,8 +532,15 @@ def statements(schema: str) -> Statements:
             f"insert into {schema}.store (version, naming_key) select {VERSION}, $1 "
             f"where not exists (select 1 from {schema}.roster) on conflict do nothing"
         ),
-        identity=f"select version::bigint, naming_key from {schema}.store",
+        identity=(
+            f"select version::bigint, naming_key, to_regproc('{_in_text(schema)}.save_1') is not null from {schema}.store"
+        ),
     )
+
+
+def _in_text(identifier: str) -> str:
+    """Return an identifier as it stands inside a string of SQL."""
+    return identifier.replace("'", "''")
 
 
 def quoted(name: str) -> str:
@@ -543,8 +550,16 @@ def quoted(name: str) -> str:
 
 @functools.cache
 def schema_script(schema: str) -> str:
-    """Return the statements that make the tables and functions."""
-    scripts = [
-        files(__package__).joinpath(name).read_text("utf-8") for name in ("schema.sql", "functions.sql")
-    ]
-    return "\n".join(scripts).replace("{LISTED}", LISTED).replace("{schema}", schema)
+    """Return the statements that make the tables."""
+    return _script("schema.sql", schema)
+
+
+@functools.cache
+def functions_script(schema: str) -> str:
+    """Return the statements that make the functions."""
+    return _script("functions.sql", schema)
+
+
+def _script(name: str, schema: str) -> str:
+    text = files(__package__).joinpath(name).read_text("utf-8")
+    return text.replace("{LISTED}", LISTED).replace("{schema}", schema)

@@ -102,7 +102,7 @@ class Transaction:
         if entered in _DAMAGED:
             raise Corrupt(PROBLEMS[_DAMAGED[entered]], thread=thread.id)
         ((key, now, tokens, checkpoints, listed, metadata, checksum, *counters),) = await self._query(
-            f"select key, {{schema}}.now_us(), tokens, checkpoints, {LISTED}::int::bigint, metadata, metadata_checksum, "
+            f"select key, {{schema}}.now_us_1(), tokens, checkpoints, {LISTED}::int::bigint, metadata, metadata_checksum, "
             "generation, revision, epoch, seq, created_at, metadata_version from {schema}.thread t where digest = $1",
             thread.digest,
         )

@@ -217,7 +217,7 @@ class BucketAudit:
             if not exists:
                 self._add(
                     f"the row of a thread is gone, and its id with it (digest {digest.hex()}); "
-                    'see "Keys that are lost" in docs/backends.md for how to accept that'
+                    'see "Keys that are lost" in `outlive docs backends` for how to accept that'
                 )
 
     async def _check_listed(self, threads: list[ThreadKey]) -> None:

@@ -66,11 +66,11 @@ create table entry(
 create index entry_status on entry(kind, status, key);
 -- In the order of keys over all threads. SQLite uses this index only for queries that have this very
 -- condition.
-create index entry_key on entry(kind, key) where kind in ('run', 'ready', 'timer');
+create index entry_key on entry(kind, key) where kind in ('run', 'ticket', 'timer');
 
 -- The status and checksum of every entry: this reveals a row of `entry` that is lost or older.
 create table entry_version(
   thread integer not null, kind text not null, key text not null, status text not null, checksum blob not null,
   primary key(thread, kind, key)) without rowid;
 create index entry_version_status on entry_version(kind, status, key);
-create index entry_version_key on entry_version(kind, key) where kind in ('run', 'ready', 'timer');
+create index entry_version_key on entry_version(kind, key) where kind in ('run', 'ticket', 'timer');

@@ -230,7 +230,7 @@ def _show_swept(swept: Swept, verb: str) -> None:
 def rotate(call: Call) -> None:
     """Re-encrypt all data of the tenant under the newest key, which is the last one of the key file.
 
-    Other processes can save meanwhile. If it is interrupted, run it again. docs/encryption.md says when
+    Other processes can save meanwhile. If it is interrupted, run it again. outlive docs encryption says when
     old keys can be deleted. Exits with 1 if no key decrypts some records; they are left unchanged.
     """
     with call.open(writes=True) as store:

@@ -99,6 +99,10 @@ class PairRecord:
         return active_role(self.epoch) == self.role
 
 
+# By name: a later version may add some, which this one ignores.
+_FIELDS = ("pair", "role", "is_caught_up", "is_paused", "is_manual", "failed_over_at", "ended")
+
+
 def new_pair() -> bytes:
     return os.urandom(8)
 
@@ -116,12 +120,11 @@ async def read_pair_record(backend: Backend, tenant: str, timeout_s: float | Non
         return None
     entry = entries[0][1]
     try:
-        name, role, *fields = ormsgpack.unpackb(entry.body or b"")
-        is_caught_up, is_paused, is_manual, failed_over_at, ended = fields
-    except (ValueError, TypeError) as error:
+        stored = ormsgpack.unpackb(entry.body or b"")
+        fields = {name: stored[name] for name in _FIELDS}
+    except (ValueError, TypeError, KeyError) as error:
         raise Corrupt(f"the record of the pair cannot be read: {error}") from error
-    flags = is_caught_up, is_paused, is_manual, failed_over_at, ended
-    return PairRecord(name, role, entry.epoch, *flags, revision=entry.revision, is_stored=True)
+    return PairRecord(**fields, epoch=entry.epoch, revision=entry.revision, is_stored=True)
 
 
 async def write_pair_record(
@@ -133,8 +136,7 @@ async def write_pair_record(
     the one that it had before.
     """
     revision = 1 + (old.revision if old is not None else int.from_bytes(os.urandom(4)))
-    flags = new.is_caught_up, new.is_paused, new.is_manual, new.failed_over_at, new.ended
-    body = ormsgpack.packb([new.pair, new.role, *flags])
+    body = ormsgpack.packb({name: getattr(new, name) for name in _FIELDS})
     expect = old.rank if old is not None else ABSENT
     entry = EntryRecord(PAIR, "", body, epoch=new.epoch, revision=revision, expect=expect)
     await commit(backend, Commit(pair_thread(tenant), entries=(entry,), timeout_s=timeout_s))

@@ -66,8 +66,8 @@ class EntryContract(Contract):
     async def test_a_reservation_lists_and_commits_and_is_only_a_hint(self, probe: Probe) -> None:
         other = probe.of("other")
         for each in (probe, other):
-            await each.commit(entries=(EntryRecord("ready", f"k {each.thread.id}", b"x", fence=NEXT),))
-        query = EntryQuery("", "ready", prefix="k ")
+            await each.commit(entries=(EntryRecord("ticket", f"k {each.thread.id}", b"x", fence=NEXT),))
+        query = EntryQuery("", "ticket", prefix="k ")
         for is_refused in (False, True):
             reservation = await probe.backend.reserve()
             try:
@@ -136,7 +136,7 @@ class EntryContract(Contract):
 
     async def test_entries_are_removed_and_put_again_in_one_group(self, probe: Probe) -> None:
         """Tickets of a queue: a group may claim what it has just put, and put it again."""
-        ticket = EntryRecord("ready", "5:agent\nkey", b"t", fence=1)
+        ticket = EntryRecord("ticket", "5:agent\nkey", b"t", fence=1)
         gone, thread = replace(ticket, gone=True), probe.thread
         other = probe.of("other")
         group = [
@@ -149,13 +149,13 @@ class EntryContract(Contract):
         ]
         results = await probe.backend.commit_all(group)
         assert [type(result) for result in results] == [*[Receipt] * 4, EntryHeld, Receipt]
-        assert [(key, entry.body) for key, entry in await probe.backend.entries(EntryQuery("", "ready"))] == [
+        assert [(key, entry.body) for key, entry in await probe.backend.entries(EntryQuery("", "ticket"))] == [
             (thread, b"again")
         ]
         assert await _keys(probe, "run") == ["r", "s"]
         for removed in (gone, gone):
             await probe.commit(entries=(removed,))
-        assert await _keys(probe, "ready") == []
+        assert await _keys(probe, "ticket") == []
         for key in (thread, other.thread, None):
             assert await probe.backend.audit(key) == []
 

@@ -10,13 +10,13 @@ from outlive.testing.patience import PATIENCE_S
 from outlive.testing.thread_records import Probe, draft
 from outlive.testing.trial import Trial
 
-TICKET = EntryRecord("ready", "7:planner\n1\nr")
+TICKET = EntryRecord("ticket", "7:planner\n1\nr")
 WORK: dict[str, dict[str, Any]] = {
     "a ticket": {"entries": (TICKET,)},
     "a timer": {"entries": (EntryRecord("timer", "5\nr\nsleep", until=5, clock=WALL),)},
     "an answer": {"entries": (EntryRecord("run", "r"), EntryRecord("wait", "r\nq", b"yes", "answered"))},
     "a ticket with metadata": {"entries": (TICKET,), "metadata": b"decided by the client"},
-    "a ticket of another store": {"entries": (EntryRecord("ready", "other"),), "merge": True},
+    "a ticket of another store": {"entries": (EntryRecord("ticket", "other"),), "merge": True},
 }
 
 
