@@ -57,7 +57,12 @@ class Permissions:
         """Return what was decided about a call. If nobody has been asked, note the question, and never return."""
         if tool in self._always:
             return _result(self._always[tool])
-        call = {"name": self._name(tool, input), "tool": tool, "input": input, "title": context.title}
+        call: dict[str, Any] = {
+            "name": self._name(tool, input),
+            "tool": tool,
+            "input": input,
+            "title": context.title,
+        }
         if call["name"] not in self._asked:
             self._pending[call["name"]] = call
             self.is_asked.set()
