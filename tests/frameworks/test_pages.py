@@ -9,7 +9,13 @@ from docs.test_snippets import DOCS, FRAMEWORKS, PROJECT, SOURCE, run_page
 from outlive.testing.patience import PATIENCE_S
 
 KILLED = "booked Lisbon twice, searched once: done"
-EXAMPLES = {"openai_agents.py": KILLED, "pydantic_agents.py": KILLED, "llama_workflows.py": KILLED}
+EXAMPLES = {
+    "claude_sessions.py": "3 messages, and a fork of 2: True",
+    "llama_workflows.py": KILLED,
+    "openai_agents.py": KILLED,
+    "pydantic_agents.py": KILLED,
+    "strands_agents.py": KILLED,
+}
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def installed(folder: Path) -> str:
 
 class StandIn:
     def __init__(self) -> None:
+        self.parent = os.getppid()
         self.work = Path(os.environ["STAND_IN_FOLDER"])
         self.plan = json.loads(os.environ["STAND_IN_PLAN"])
         flags = dict(flag.split("=", 1) for flag in sys.argv if flag.startswith("--") and "=" in flag)
@@ -119,9 +121,14 @@ class StandIn:
         name = f"{tool}:{input['city']}"
         self.note(name)
         if os.environ.get("STAND_IN_HANGS") == name:
-            while True:
-                self.receive()
+            self.hang()
         self.result(use["id"], f"{tool} of {input['city']}")
+
+    def hang(self) -> None:
+        """Work until the process of the SDK has gone."""
+        while os.getppid() == self.parent:
+            time.sleep(0.05)
+        os._exit(0)
 
     def result(self, id: str, content: str) -> None:
         self.write("user", [{"type": "tool_result", "tool_use_id": id, "content": content}])
