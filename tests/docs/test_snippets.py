@@ -43,11 +43,13 @@ PAGES = [README, *sorted(DOCS.glob("*.md"))]
 # Pages of frameworks: their snippets run where the framework is installed, in tests/frameworks.
 FRAMEWORKS = {
     "agent-framework.md": "agent_framework",
+    "claude-agent-sdk.md": "claude_agent_sdk",
     "fastapi.md": "fastapi",
     "google-adk.md": "google.adk",
     "llama-index.md": "workflows",
     "openai-agents.md": "agents",
     "pydantic-ai.md": "pydantic_ai",
+    "strands.md": "strands",
 }
 RUNNABLE = [page for page in PAGES if page.name not in FRAMEWORKS]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -12,9 +12,11 @@ KILLED = "booked Lisbon twice, searched once: done"
 EXAMPLES = {
     "adk_agents.py": KILLED,
     "agent_framework_agents.py": KILLED,
+    "claude_sessions.py": "3 messages, and a fork of 2: True",
     "llama_workflows.py": KILLED,
     "openai_agents.py": KILLED,
     "pydantic_agents.py": KILLED,
+    "strands_agents.py": KILLED,
 }
 
 
