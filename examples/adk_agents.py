@@ -7,6 +7,7 @@ The exit code is 0 only if no finished call was made again.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -78,6 +79,7 @@ def finish(folder: Path) -> None:
 
 
 def main() -> None:
+    logging.disable(logging.WARNING)  # ADK warns that a script reports no usage of tokens
     if len(sys.argv) == 2:
         begin(Path(sys.argv[1]))
         return
