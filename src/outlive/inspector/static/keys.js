@@ -24,7 +24,7 @@ export function enableKeys(thread, live) {
     l: () => thread?.newer(),
     "[": () => thread?.fork(1),
     "]": () => thread?.fork(-1),
-    m: () => document.querySelector("[data-mark]")?.click(),
+    m: () => thread?.markHere(),
     f: () => live.follow(),
     y: () => document.querySelector("h1 [data-copy]")?.click(),
   };
@@ -37,8 +37,8 @@ export function enableKeys(thread, live) {
       if (PAGES[event.key]) location.href = root + PAGES[event.key];
       return;
     }
-    const view = VIEWS[event.key] && document.querySelector(`[data-view="${VIEWS[event.key]}"]`);
-    const act = own[event.key] ?? (view ? () => view.click() : null);
+    const view = thread && VIEWS[event.key];
+    const act = own[event.key] ?? (view ? () => thread.setView(view) : null);
     if (act) { event.preventDefault(); act(); }
   });
 

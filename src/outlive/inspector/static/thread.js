@@ -15,6 +15,7 @@ export class ThreadPage {
     this.scrubber = new Scrubber(this.history, (row) => this.choose(row));
     this.loading = document.querySelector("[data-loading]");
     this.request = 0;
+    this.wanted = null;
     this.isFollowing = false;
     this.prepare();
     place.addEventListener("click", (event) => this.open(event));
@@ -67,8 +68,23 @@ export class ThreadPage {
     this.tree.select(row, { hasFocus });
     this.scrubber.select(row);
     clearTimeout(this.timer);
-    const view = this.detail?.dataset.viewNow;
-    this.timer = setTimeout(() => this.show(this.address({ at: row.id, view: view === "large" ? null : view })), WAIT_MS);
+    this.timer = setTimeout(() => this.show(this.address({ at: row.id, view: this.view })), WAIT_MS);
+  }
+
+  /** The view that was asked for last; the right side may still show another one. */
+  get view() {
+    const view = this.wanted ?? this.detail?.dataset.viewNow;
+    return view === "large" ? null : view;
+  }
+
+  setView(view) {
+    if (!this.row || !this.detail.querySelector(`[data-view="${CSS.escape(view)}"]`)) return;
+    this.wanted = view;
+    this.show(this.address({ at: this.row.id, view }));
+  }
+
+  markHere() {
+    if (this.row) this.show(this.address({ at: this.row.id, with: this.row.id, view: this.view }));
   }
 
   /** Links inside the right side that lead to this thread change only that side. */
@@ -85,6 +101,7 @@ export class ThreadPage {
   }
 
   async show(href, { isNew = true } = {}) {
+    clearTimeout(this.timer);
     const request = (this.request += 1);
     const address = new URL(href, location.href);
     if (isNew) history.pushState(null, "", address);
@@ -94,6 +111,7 @@ export class ThreadPage {
       if (request !== this.request) return; // another one was chosen meanwhile
       const focused = this.describeFocus();
       this.detail.replaceWith(rebuild(answer.querySelector("[data-detail]")));
+      this.wanted = null;
       this.prepare();
       this.mark();
       this.point();

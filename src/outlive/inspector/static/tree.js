@@ -4,7 +4,8 @@ import { draw, formatAge, formatSize, harmless, make, readJson, root } from "./d
 
 const HEIGHT = 44; // of a row, as in the style sheet
 const LANE = 14;
-const MOST_LANES = 8;
+const MOST_LANES = 8; // that are drawn side by side
+const MOST_BRANCHES = 64; // that are told apart: a thread may have thousands from one checkpoint
 const AROUND = 24; // rows above and below those in sight
 const MOST_BATCHES = 60; // of 1,000 checkpoints
 
@@ -61,7 +62,7 @@ export class History {
       row.above = lanes.slice();
       const own = lanes.flatMap((id, at) => (id === row.id ? [at] : []));
       const free = lanes.indexOf(null);
-      row.lane = own.length ? own[0] : free >= 0 ? free : lanes.length;
+      row.lane = own.length ? own[0] : free >= 0 ? free : Math.min(lanes.length, MOST_BRANCHES - 1);
       row.merging = own.slice(1);
       for (const at of row.merging) lanes[at] = null;
       row.isCut = row.parent !== null && !this.byId.has(row.parent);
@@ -134,9 +135,11 @@ export class Tree {
   }
 
   redraw() {
+    const hadFocus = this.hasFocus;
     this.items.forEach((item) => item.remove());
     this.items.clear();
     this.draw();
+    if (hadFocus) this.items.get(this.current)?.querySelector("a").focus({ preventScroll: true });
   }
 
   draw() {
