@@ -169,7 +169,7 @@ def test_a_coding_agent_follows_what_another_agent_did(server, store):
     assert steps["next"] == "1"
     assert asked["items"][0]["payload"] == {"amount": 40}
     rest = server.call("run_steps", run="r-1", **{"from": steps["next"]})
-    assert [item["name"] for item in rest["items"]][0] == "pay"
+    assert rest["items"][0]["name"] == "pay"
     older = server.call("history", thread="trip-42", before=past["next"])
     assert [item["seq"] for item in older["items"]] == [1]
     assert older["next"] is None
