@@ -245,7 +245,7 @@ def test_no_answer_is_much_longer_than_the_limit(server, store):
     with store.run("runs", run_id="r") as run:
         for number in range(60):
             run.step("look", key=str(number))(lambda: long)()
-        run.ask("approve?", {"text": long, "more": [long] * 40})
+        run.ask("approve?", {"text": long, "more": [long] * 8})
     calls = [
         ("list_threads", {"limit": 100}),
         ("show_state", {"thread": "wide", "limit": 100}),
