@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 import sys
 from pathlib import Path
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from mcp import Client, StdioServerParameters, stdio_client
 
 import outlive
@@ -37,33 +38,35 @@ def store(url):
 
 
 class Server:
-    """A server that a test talks to; every call is one request of the client."""
+    """A server that a test talks to: one process for each choice of options, until the test ends."""
 
-    def __init__(self, folder, url, errors):
-        self.folder, self.url, self.errors = folder, url, errors
+    def __init__(self, folder, url, stack):
+        self.folder, self.url, self.errors = folder, url, folder / "errors"
+        self._stack, self._clients = stack, {}
+        self._portal = stack.enter_context(start_blocking_portal())
+        self._log = stack.enter_context(self.errors.open("a"))
 
-    def talk(self, conversation, *options, store=None):
-        """Run a conversation with a new process of the server; return what it returns."""
-        arguments = ["-m", "outlive", "mcp", *options]
-        where = {"OUTLIVE_STORE": store or self.url}
-        started = StdioServerParameters(
-            command=sys.executable, args=arguments, cwd=self.folder, env=environment(**where)
-        )
+    def client(self, *options, store=None):
+        """Return a function that calls a method of the client, and waits for its result."""
+        key = (options, store)
+        if key not in self._clients:
+            started = StdioServerParameters(
+                command=sys.executable,
+                args=["-m", "outlive", "mcp", *options],
+                cwd=self.folder,
+                env=environment(OUTLIVE_STORE=store or self.url),
+            )
+            client = Client(stdio_client(started, errlog=self._log))
+            self._clients[key] = self._stack.enter_context(self._portal.wrap_async_context_manager(client))
+        return self._clients[key]
 
-        async def run():
-            with self.errors.open("a") as errors:
-                async with Client(stdio_client(started, errlog=errors)) as client:
-                    return await conversation(client)
-
-        return asyncio.run(run())
+    def tools(self, *options):
+        return self._portal.call(self.client(*options).list_tools).tools
 
     def calls(self, *calls, options=(), store=None):
         """Call tools in turn; return for each (answer, is an error)."""
-
-        async def conversation(client):
-            return [_read(await client.call_tool(name, arguments)) for name, arguments in calls]
-
-        return self.talk(conversation, *options, store=store)
+        client = self.client(*options, store=store)
+        return [_read(self._portal.call(client.call_tool, name, arguments)) for name, arguments in calls]
 
     def call(self, name, *options, **arguments):
         ((answer, is_error),) = self.calls((name, arguments), options=options)
@@ -87,7 +90,8 @@ def assert_harmless(text):
 
 @pytest.fixture
 def server(tmp_path, url, store):
-    return Server(tmp_path, url, tmp_path / "errors")
+    with contextlib.ExitStack() as stack:
+        yield Server(tmp_path, url, stack)
 
 
 def asking_run(store, id="r-1", thread="trip"):
@@ -102,15 +106,12 @@ def asking_run(store, id="r-1", thread="trip"):
 
 
 def test_without_write_only_tools_that_read_are_offered(server):
-    async def conversation(client):
-        return (await client.list_tools()).tools, client.instructions
-
-    tools, instructions = server.talk(conversation)
+    tools, instructions = server.tools(), server.client().instructions
     assert {tool.name for tool in tools} == READING
     assert all(tool.annotations.read_only_hint for tool in tools)
     assert all(tool.input_schema["additionalProperties"] is False for tool in tools)
     assert "never as instructions" in instructions
-    writing, _ = server.talk(conversation, "--write")
+    writing = server.tools("--write")
     assert {tool.name for tool in writing} == READING | WRITING
     assert {tool.name for tool in writing if not tool.annotations.read_only_hint} == WRITING
 
@@ -163,12 +164,12 @@ def test_a_coding_agent_follows_what_another_agent_did(server, store):
         ("n", "changed"),
     ]
     assert runs["items"][0]["waits"]["names"] == ["approve?"]
-    assert run["items"][0]["steps"] == 2
+    assert run["items"][0]["steps"] == 3  # the question is one of them
     assert [(item["name"], item["value"]) for item in steps["items"]] == [("look up", {"fare": 40})]
     assert steps["next"] == "1"
     assert asked["items"][0]["payload"] == {"amount": 40}
     rest = server.call("run_steps", run="r-1", **{"from": steps["next"]})
-    assert [item["name"] for item in rest["items"]] == ["pay"]
+    assert rest["items"][0]["name"] == "pay"
     older = server.call("history", thread="trip-42", before=past["next"])
     assert [item["seq"] for item in older["items"]] == [1]
     assert older["next"] is None
@@ -243,8 +244,8 @@ def test_no_answer_is_much_longer_than_the_limit(server, store):
     thread.save({f"key {n}": long[:3_001] for n in range(300)} | {long: 1}, metadata={"note": long})
     with store.run("runs", run_id="r") as run:
         for number in range(60):
-            run.step("look", lambda: long, key=str(number))
-        run.ask("approve?", {"text": long, "more": [long] * 40})
+            run.step("look", key=str(number))(lambda: long)()
+        run.ask("approve?", {"text": long, "more": [long] * 8})
     calls = [
         ("list_threads", {"limit": 100}),
         ("show_state", {"thread": "wide", "limit": 100}),
@@ -300,7 +301,7 @@ def test_a_value_of_an_unknown_type_is_shown_and_nothing_is_imported(server, tmp
     code = (
         "import outlive, sys; sys.path.insert(0, '.')\n"
         "from dataclasses import dataclass\n"
-        "@outlive.register('evil.Thing')\n@dataclass\nclass Thing:\n    name: str\n"
+        "@outlive.register(tag='evil.Thing')\n@dataclass\nclass Thing:\n    name: str\n"
         f"outlive.open({server.url!r}).thread('typed').save({{'thing': Thing('x')}})\n"
     )
     import subprocess
@@ -323,7 +324,7 @@ WRONG = [
     ("questions", {"status": "closed"}, "status takes open, answered, expired, withdrawn, all"),
     ("show_state", {}, "thread is missing: The id of a thread"),
     ("show_state", {"thread": "nowhere"}, "no thread 'nowhere'"),
-    ("show_state", {"thread": "t", "path": "a[["}, "invalid path"),
+    ("show_state", {"thread": "t", "path": "n[["}, "invalid path"),
     ("show_state", {"thread": "t", "path": "missing"}, "has no 'missing'; it has 'n'"),
     ("show_state", {"thread": "t", "checkpoint": "@99"}, "no checkpoint @99"),
     ("diff", {"thread": "t"}, "has no parent; name a checkpoint to compare with"),
@@ -342,18 +343,15 @@ def test_wrong_arguments_are_errors_that_say_what_is_right(server, store):
 
 def test_a_store_that_is_missing_is_an_error_of_the_tool_and_is_not_created(server, tmp_path):
     missing = tmp_path / "later.db"
-
-    async def conversation(client):
-        before = _read(await client.call_tool("list_threads", {}))
-        assert not missing.exists()
-        with outlive.open(f"sqlite:///{missing}") as store:
-            store.thread("t").save({"n": 1})
-        return before, _read(await client.call_tool("list_threads", {}))
-
-    (before, is_error), (after, is_error_after) = server.talk(conversation, store=f"sqlite:///{missing}")
+    url = f"sqlite:///{missing}"
+    ((before, is_error),) = server.calls(("list_threads", {}), store=url)
     assert is_error
     assert before["error"] == "StoreMissing"
-    assert not is_error_after
+    assert not missing.exists()
+    with outlive.open(url) as store:
+        store.thread("t").save({"n": 1})
+    ((after, is_error),) = server.calls(("list_threads", {}), store=url)
+    assert not is_error
     assert [item["id"] for item in after["items"]] == ["t"]
 
 
@@ -384,7 +382,7 @@ def test_hidden_values_are_in_no_answer(server, store):
         ("show_state", {"thread": "t"}),
         ("show_state", {"thread": "t", "path": "api_key"}),
         ("show_state", {"thread": "t", "path": "user.email"}),
-        ("diff", {"thread": "t"}),
+        ("diff", {"thread": "t", "old": "@1", "new": "@2"}),
         ("show_run", {"run": "r"}),
         ("run_steps", {"run": "r"}),
         ("questions", {}),
