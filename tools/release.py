@@ -194,15 +194,15 @@ def starts(candidate: str, version: tuple[int, int]) -> bool:
 def try_wheel(python: Path, wheel: Path) -> None:
     """Install the wheel into an empty environment, and use it there: bare first, then with its command line."""
     with tempfile.TemporaryDirectory(prefix="outlive-release-") as folder:
-        environment, work = Path(folder) / "environment", Path(folder) / "work"
-        work.mkdir()
+        environment = Path(folder) / "environment"
         call(str(python), "-I", "-m", "venv", str(environment))
         inside = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
         for extras in ("", "[cli,crypto]"):
             install = (str(inside), "-I", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
             call(*install, f"{wheel}{extras}", env=pinned("constraints.txt"))
             smoke = [str(inside), "-I", str(ROOT / "tools" / "smoke.py"), *(["--with-cli"] if extras else [])]
-            call(*smoke, cwd=work)
+            with tempfile.TemporaryDirectory(dir=folder) as empty:
+                call(*smoke, cwd=Path(empty))
 
 
 def pinned(name: str) -> dict[str, str]:
