@@ -26,7 +26,17 @@ SPEC = "1.6"
 # Extras of developers of outlive: no user installs them.
 OF_DEVELOPERS = ("test", "frameworks", "lint", "coverage", "docs", "release", "bench")
 # Extras whose pins are those of constraints-frameworks.txt.
-OF_FRAMEWORKS = ("openai-agents", "pydantic-ai", "claude", "strands", "agent-framework", "adk", "llama-index", "mcp", "crewai")
+OF_FRAMEWORKS = (
+    "openai-agents",
+    "pydantic-ai",
+    "claude",
+    "strands",
+    "agent-framework",
+    "adk",
+    "llama-index",
+    "mcp",
+    "crewai",
+)
 
 Report = dict[str, Any]
 Environment = Callable[[str], dict[str, str]]
@@ -39,7 +49,9 @@ def write(wheel: Path, path: Path, environment: Environment) -> Path:
         "constraints.txt": [name for name in extras if name not in OF_FRAMEWORKS],
         "constraints-frameworks.txt": [name for name in extras if name in OF_FRAMEWORKS],
     }
-    reports = [resolve(f"{wheel}[{','.join(names)}]", environment(pins)) for pins, names in groups.items() if names]
+    reports = [
+        resolve(f"{wheel}[{','.join(names)}]", environment(pins)) for pins, names in groups.items() if names
+    ]
     bill = bill_of(reports, extras)
     path.write_text(json.dumps(bill, indent=1) + "\n", "utf-8")
     return path
@@ -62,9 +74,21 @@ def resolve(requirement: str, environment: dict[str, str]) -> Report:
     """Return the report of pip on what a requirement installs."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--dry-run"]
+        command = [
+            sys.executable,
+            "-I",
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "--quiet",
+            "--dry-run",
+        ]
         subprocess.run(
-            [*command, "--ignore-installed", "--report", str(report), requirement], env=environment, check=True, stderr=subprocess.DEVNULL
+            [*command, "--ignore-installed", "--report", str(report), requirement],
+            env=environment,
+            check=True,
+            stderr=subprocess.DEVNULL,
         )
         found: Report = json.loads(report.read_text("utf-8"))
         return found
@@ -72,15 +96,24 @@ def resolve(requirement: str, environment: dict[str, str]) -> Report:
 
 def bill_of(reports: Iterable[Report], extras: Iterable[str]) -> dict[str, Any]:
     """Return the bill of one or more reports on the extras of outlive."""
-    installed = [item["metadata"] | {"_hashes": _hashes(item)} for report in reports for item in report["install"]]
+    installed = [
+        item["metadata"] | {"_hashes": _hashes(item)} for report in reports for item in report["install"]
+    ]
     (own, *_) = [metadata for metadata in installed if canonicalize_name(metadata["name"]) == "outlive"]
-    packages = {_purl(metadata): metadata for metadata in installed if canonicalize_name(metadata["name"]) != "outlive"}
+    packages = {
+        _purl(metadata): metadata
+        for metadata in installed
+        if canonicalize_name(metadata["name"]) != "outlive"
+    }
     by_name: dict[str, list[str]] = {}
     for purl, metadata in packages.items():
         by_name.setdefault(canonicalize_name(metadata["name"]), []).append(purl)
     root = {**_component(own), "type": "library"}
     graph = [
-        {"ref": _purl(metadata), "dependsOn": _requirements(metadata, by_name, extras if metadata is own else ())}
+        {
+            "ref": _purl(metadata),
+            "dependsOn": _requirements(metadata, by_name, extras if metadata is own else ()),
+        }
         for metadata in (own, *packages.values())
     ]
     return {
@@ -120,7 +153,9 @@ def _component(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _license_name(metadata: dict[str, Any]) -> str | None:
-    classified = [text.rpartition(" :: ")[2] for text in metadata.get("classifier", ()) if text.startswith("License ::")]
+    classified = [
+        text.rpartition(" :: ")[2] for text in metadata.get("classifier", ()) if text.startswith("License ::")
+    ]
     text = str(metadata.get("license") or "").strip()
     is_name = bool(text) and len(text) < 60 and "\n" not in text
     return text if is_name else " or ".join(classified) or None
@@ -131,7 +166,9 @@ def _hashes(item: Report) -> list[dict[str, str]]:
     return [{"alg": "SHA-256", "content": sha256}] if sha256 and re.fullmatch("[0-9a-f]{64}", sha256) else []
 
 
-def _requirements(metadata: dict[str, Any], by_name: dict[str, list[str]], extras: Iterable[str]) -> list[str]:
+def _requirements(
+    metadata: dict[str, Any], by_name: dict[str, list[str]], extras: Iterable[str]
+) -> list[str]:
     """Return the packages that another one requires here, among those that are installed."""
     found: set[str] = set()
     for line in metadata.get("requires_dist", ()):

@@ -7,7 +7,11 @@ import re
 from pathlib import Path
 
 # Pages of the site that are files of the root.
-ROOT_PAGES = {"CHANGELOG.md": "changelog.html", "CONTRIBUTING.md": "contributing.html", "SECURITY.md": "security.html"}
+ROOT_PAGES = {
+    "CHANGELOG.md": "changelog.html",
+    "CONTRIBUTING.md": "contributing.html",
+    "SECURITY.md": "security.html",
+}
 _LINK = re.compile(r"(!?\[[^\]]*\]\(|<img [^>]*src=\")(?![a-z]+:)([^)\s\"]+)")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
@@ -42,4 +46,6 @@ def bundled(root: Path) -> dict[str, str]:
     pages = [*(root / "docs").glob("*.md"), *(root / "docs" / "images").glob("*.svg")]
     files = {str(path): f"outlive/docs/{path.relative_to(root / 'docs').as_posix()}" for path in pages}
     names = {name: page.replace(".html", ".md") for name, page in ROOT_PAGES.items()}
-    return files | {str(root / name): f"outlive/docs/{page}" for name, page in names.items() if (root / name).exists()}
+    return files | {
+        str(root / name): f"outlive/docs/{page}" for name, page in names.items() if (root / name).exists()
+    }

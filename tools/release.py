@@ -29,8 +29,21 @@ OUTPUT = ROOT / "build" / "release"
 UNRELEASED = "unreleased"
 _HEADING = re.compile(r"^## (\d\S*) \((.+)\)$", re.MULTILINE)
 _PLACEHOLDER = ".example/"
-_IN_WHEEL = ("outlive/py.typed", "outlive/docs/index.md", "outlive/docs/changelog.md", "outlive/backends/postgres/schema.sql")
-_IN_SDIST = ("README.md", "LICENSE", "SECURITY.md", "CHANGELOG.md", "hatch_build.py", "docs/index.md", "tests/conftest.py")
+_IN_WHEEL = (
+    "outlive/py.typed",
+    "outlive/docs/index.md",
+    "outlive/docs/changelog.md",
+    "outlive/backends/postgres/schema.sql",
+)
+_IN_SDIST = (
+    "README.md",
+    "LICENSE",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "hatch_build.py",
+    "docs/index.md",
+    "tests/conftest.py",
+)
 
 
 class Refused(Exception):
@@ -44,10 +57,16 @@ def declared_version(root: Path) -> str:
     """Return the version in pyproject.toml. Raises Refused if the package says another one."""
     version = str(project_of(root)["version"])
     tree = ast.parse((root / "src" / "outlive" / "__init__.py").read_text("utf-8"))
-    names = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__"]
+    names = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__"
+    ]
     packaged = ast.literal_eval(names[0].value) if names else None
     if packaged != version:
-        raise Refused(f"pyproject.toml has version {version}, and src/outlive/__init__.py has {packaged}: write one of them")
+        raise Refused(
+            f"pyproject.toml has version {version}, and src/outlive/__init__.py has {packaged}: write one of them"
+        )
     return version
 
 
@@ -66,7 +85,9 @@ def check_changelog(root: Path, version: str) -> str:
     if newest != version:
         raise Refused(f"the newest version in CHANGELOG.md is {newest}, and pyproject.toml has {version}")
     if date != UNRELEASED and not re.fullmatch(r"\d{4}-\d\d-\d\d", date):
-        raise Refused(f"CHANGELOG.md says ({date}) of {version}: write ({UNRELEASED}) or a date such as (2027-01-31)")
+        raise Refused(
+            f"CHANGELOG.md says ({date}) of {version}: write ({UNRELEASED}) or a date such as (2027-01-31)"
+        )
     return str(date)
 
 
@@ -96,7 +117,16 @@ def open_points(root: Path, date: str) -> list[str]:
 def build(output: Path) -> tuple[Path, Path]:
     """Build sdist and wheel; the wheel is built from the sdist, as an index would do it."""
     shutil.rmtree(output, ignore_errors=True)
-    call(sys.executable, "-m", "build", "--quiet", "--outdir", str(output), str(ROOT), env=pinned("constraints.txt"))
+    call(
+        sys.executable,
+        "-m",
+        "build",
+        "--quiet",
+        "--outdir",
+        str(output),
+        str(ROOT),
+        env=pinned("constraints.txt"),
+    )
     (wheel,), (sdist,) = output.glob("*.whl"), output.glob("*.tar.gz")
     return sdist, wheel
 
@@ -105,16 +135,22 @@ def check_contents(sdist: Path, wheel: Path) -> None:
     """Refuse archives without something that a user needs, and a wheel with something else than the package."""
     with zipfile.ZipFile(wheel) as archive:
         in_wheel = archive.namelist()
-        (metadata,) = (archive.read(name).decode() for name in in_wheel if name.endswith(".dist-info/METADATA"))
+        (metadata,) = (
+            archive.read(name).decode() for name in in_wheel if name.endswith(".dist-info/METADATA")
+        )
     with tarfile.open(sdist) as archive:
         in_sdist = [name.partition("/")[2] for name in archive.getnames()]
     for what, names, needed in (("wheel", in_wheel, _IN_WHEEL), ("sdist", in_sdist, _IN_SDIST)):
         if missing := sorted(set(needed) - set(names)):
             raise Refused(f"the {what} lacks {', '.join(missing)}")
-    if strangers := sorted({name.split("/")[0] for name in in_wheel if not name.startswith(("outlive/", "outlive-"))}):
+    if strangers := sorted(
+        {name.split("/")[0] for name in in_wheel if not name.startswith(("outlive/", "outlive-"))}
+    ):
         raise Refused(f"the wheel has more than the package: {', '.join(strangers)}")
     if relative := relative_links(metadata):
-        raise Refused(f"the README of the wheel has links that work in the repository only: {', '.join(relative)}")
+        raise Refused(
+            f"the README of the wheel has links that work in the repository only: {', '.join(relative)}"
+        )
 
 
 def relative_links(text: str) -> list[str]:
@@ -132,7 +168,10 @@ def pythons_at_hand(lowest: tuple[int, int] = (3, 11), newest: tuple[int, int] =
     found: dict[tuple[int, int], Path] = {}
     for minor in range(lowest[1], newest[1] + 1):
         name = f"python3.{minor}"
-        candidates = [shutil.which(name), *sorted(map(str, (Path.home() / ".pyenv/versions").glob(f"3.{minor}.*/bin/{name}")))]
+        candidates = [
+            shutil.which(name),
+            *sorted(map(str, (Path.home() / ".pyenv/versions").glob(f"3.{minor}.*/bin/{name}"))),
+        ]
         for candidate in filter(None, candidates):
             if starts(candidate, (3, minor)):
                 found[3, minor] = Path(candidate)
@@ -155,27 +194,33 @@ def starts(candidate: str, version: tuple[int, int]) -> bool:
 def try_wheel(python: Path, wheel: Path) -> None:
     """Install the wheel into an empty environment, and use it there: bare first, then with its command line."""
     with tempfile.TemporaryDirectory(prefix="outlive-release-") as folder:
-        environment, work = Path(folder) / "environment", Path(folder) / "work"
-        work.mkdir()
+        environment = Path(folder) / "environment"
         call(str(python), "-I", "-m", "venv", str(environment))
         inside = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
         for extras in ("", "[cli,crypto]"):
             install = (str(inside), "-I", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
             call(*install, f"{wheel}{extras}", env=pinned("constraints.txt"))
             smoke = [str(inside), "-I", str(ROOT / "tools" / "smoke.py"), *(["--with-cli"] if extras else [])]
-            call(*smoke, cwd=work)
+            with tempfile.TemporaryDirectory(dir=folder) as empty:
+                call(*smoke, cwd=Path(empty))
 
 
 def pinned(name: str) -> dict[str, str]:
     """Return an environment in which pip keeps to the pins of the project."""
     pins = str(ROOT / name)
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PIP_TARGET", "PIP_PREFIX")}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYTHONPATH", "PIP_TARGET", "PIP_PREFIX")
+    }
     return {**kept, "PIP_CONSTRAINT": pins, "PIP_BUILD_CONSTRAINT": pins, "PIP_NO_BINARY": "claude-agent-sdk"}
 
 
 def call(*command: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
     """Run a command. Raises Refused with what it printed if it fails."""
-    done = subprocess.run(command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if done.returncode:
         raise Refused(f"{' '.join(command)} failed:\n{done.stdout}")
 
@@ -217,7 +262,9 @@ def by_hand(version: str) -> Iterable[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="./dev release", description="Check a release. Nothing is uploaded.")
+    parser = argparse.ArgumentParser(
+        prog="./dev release", description="Check a release. Nothing is uploaded."
+    )
     parser.add_argument("--dry-run", action="store_true", help="build and check everything")
     options = parser.parse_args(arguments)
     try:

@@ -39,7 +39,9 @@ def use_program() -> None:
         (["docs"], "tutorial"),
         (["docs", "encryption"], "# Encryption"),
     ):
-        done = subprocess.run([sys.executable, "-I", "-m", "outlive", *arguments], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-I", "-m", "outlive", *arguments], capture_output=True, text=True
+        )
         assert done.returncode == 0, done
         assert expected in done.stdout, done
     key = outlive.KeyRing({"k": outlive.KeyRing.new_key()})

@@ -14,7 +14,11 @@ from mkdocs.structure.files import File
 
 PROJECT = Path(__file__).resolve().parents[2]
 # Pages of the site that are files of the root. Links between them and docs/ are changed accordingly.
-ROOT_PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
+ROOT_PAGES = {
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+}
 _LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)]*)?\))")
 
 

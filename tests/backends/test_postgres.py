@@ -764,7 +764,9 @@ def test_a_store_without_the_functions_of_this_version_gets_them_when_it_is_open
         names = "select p.oid::regprocedure::text from pg_proc p where pronamespace = 'outlive'::regnamespace and prokind = 'f'"
         for (name,) in connection.execute(names).fetchall():
             connection.execute(f"drop function if exists {name} cascade")
-        connection.execute("drop aggregate outlive.xor_1(bigint); drop type outlive.settled_1; drop type outlive.written_1")
+        connection.execute(
+            "drop aggregate outlive.xor_1(bigint); drop type outlive.settled_1; drop type outlive.written_1"
+        )
     with outlive.open(postgres_url) as store:
         assert store.thread("t").save({"n": 2}).seq == 2
         assert store.verify().problems == ()

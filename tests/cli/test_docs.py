@@ -13,7 +13,9 @@ def test_it_lists_the_pages_with_their_titles(program):
     assert "encryption" in program("docs", "-q").out.split()
 
 
-@pytest.mark.parametrize("name", ["encryption", "encryption.md", "docs/encryption.md#rotating-keys", "Encryption"])
+@pytest.mark.parametrize(
+    "name", ["encryption", "encryption.md", "docs/encryption.md#rotating-keys", "Encryption"]
+)
 def test_it_prints_a_page(program, name):
     assert program("docs", name).out.startswith("# Encryption\n")
 

@@ -83,7 +83,11 @@ def stored_metadata(body):
         engine = store._store._engine
         from outlive.backend import Commit, commit
 
-        run_now(commit(engine.backend, Commit(ThreadKey.of("", "t"), metadata=CODEC.pack(body), metadata_version=0)))
+        run_now(
+            commit(
+                engine.backend, Commit(ThreadKey.of("", "t"), metadata=CODEC.pack(body), metadata_version=0)
+            )
+        )
         return thread.metadata()
 
 

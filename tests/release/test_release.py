@@ -37,7 +37,9 @@ def root(tmp_path):
         '[project]\nname = "outlive"\nversion = "1.2.0"\n[project.urls]\nRepository = "https://code.test/outlive"\n'
     )
     (tmp_path / "src" / "outlive" / "__init__.py").write_text('"""Doc."""\n\n__version__ = "1.2.0"\n')
-    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.0 (2027-01-31)\n\n- New.\n\n## 1.1.0 (2026-12-01)\n")
+    (tmp_path / "CHANGELOG.md").write_text(
+        "# Changelog\n\n## 1.2.0 (2027-01-31)\n\n- New.\n\n## 1.1.0 (2026-12-01)\n"
+    )
     return tmp_path
 
 
@@ -155,11 +157,28 @@ def package(name, version, requires=(), **fields):
 
 
 def test_a_bill_of_materials_names_versions_licenses_hashes_and_requirements():
-    own = package("outlive", "1.2.0", ["ormsgpack>=1", 'hiredis>=3; extra == "redis"', 'pytest; extra == "test"'])
-    first = {"install": [own, package("ormsgpack", "1.13.1", license_expression="Apache-2.0 OR MIT"), package("hiredis", "3.5.0", license="MIT")]}
-    second = {"install": [own, package("ormsgpack", "1.12.0", classifier=["License :: OSI Approved :: MIT License"])]}
+    own = package(
+        "outlive", "1.2.0", ["ormsgpack>=1", 'hiredis>=3; extra == "redis"', 'pytest; extra == "test"']
+    )
+    first = {
+        "install": [
+            own,
+            package("ormsgpack", "1.13.1", license_expression="Apache-2.0 OR MIT"),
+            package("hiredis", "3.5.0", license="MIT"),
+        ]
+    }
+    second = {
+        "install": [
+            own,
+            package("ormsgpack", "1.12.0", classifier=["License :: OSI Approved :: MIT License"]),
+        ]
+    }
     bill = bill_of_materials.bill_of([first, second], ["redis"])
-    assert (bill["bomFormat"], bill["specVersion"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "1.6", "outlive")
+    assert (bill["bomFormat"], bill["specVersion"], bill["metadata"]["component"]["name"]) == (
+        "CycloneDX",
+        "1.6",
+        "outlive",
+    )
     assert re.fullmatch(r"urn:uuid:[0-9a-f-]{36}", bill["serialNumber"])
     assert [(one["purl"], one["licenses"]) for one in bill["components"]] == [
         ("pkg:pypi/hiredis@3.5.0", [{"license": {"name": "MIT"}}]),
@@ -185,7 +204,10 @@ def test_a_bill_of_materials_names_versions_licenses_hashes_and_requirements():
         ("[a](#costs)", "[a](https://code.example/outlive#costs)"),
         ("[a](https://other.example/x)", "[a](https://other.example/x)"),
         ("```python\nx[0](docs/y.md)\n```", "```python\nx[0](docs/y.md)\n```"),
-        ('<img alt="x" src="docs/images/run.svg">', '<img alt="x" src="https://docs.example/images/run.svg">'),
+        (
+            '<img alt="x" src="docs/images/run.svg">',
+            '<img alt="x" src="https://docs.example/images/run.svg">',
+        ),
     ],
 )
 def test_links_of_the_readme_become_absolute(link, address):

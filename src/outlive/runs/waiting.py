@@ -56,7 +56,9 @@ class Outer:
     def unpack(cls, packed: Any) -> Outer:
         """Return what `pack` made a list of. Raises ValueError, TypeError."""
         thread, run, event, *_ = packed
-        if not all(isinstance(part, str) for part in (thread, run, event)) or not event.startswith(INNER_PREFIX):
+        if not all(isinstance(part, str) for part in (thread, run, event)) or not event.startswith(
+            INNER_PREFIX
+        ):
             raise ValueError("an outer run is a thread, an id and an event")
         return cls(thread, run, event)
 

@@ -120,7 +120,8 @@ class _Export:
         }
         with Located(self._key, record.id):
             fields |= {
-                _FIELDS.get(name, name): readable(data) for name, data in manifest.fields_of(record.body).items()
+                _FIELDS.get(name, name): readable(data)
+                for name, data in manifest.fields_of(record.body).items()
             }
         fields |= self._state(record, await self._stream(record))
         own = [await self._write(write) for write in writes if write.checkpoint_key == pair]

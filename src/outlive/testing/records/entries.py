@@ -149,9 +149,9 @@ class EntryContract(Contract):
         ]
         results = await probe.backend.commit_all(group)
         assert [type(result) for result in results] == [*[Receipt] * 4, EntryHeld, Receipt]
-        assert [(key, entry.body) for key, entry in await probe.backend.entries(EntryQuery("", "ticket"))] == [
-            (thread, b"again")
-        ]
+        assert [
+            (key, entry.body) for key, entry in await probe.backend.entries(EntryQuery("", "ticket"))
+        ] == [(thread, b"again")]
         assert await _keys(probe, "run") == ["r", "s"]
         for removed in (gone, gone):
             await probe.commit(entries=(removed,))
