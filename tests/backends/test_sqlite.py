@@ -20,6 +20,7 @@ import outlive
 from backends.test_full_disk import without_privileges
 from outlive import Corrupt
 from outlive.backend import Commit, EntryRecord, ThreadKey
+from outlive.backends.sqlite import connection as sqlite_connection
 from outlive.backends.sqlite import wal as sqlite_wal
 from outlive.backends.sqlite.backend import SQLiteBackend
 from outlive.errors import BadURL, StoreBusy, StoreUnavailable
@@ -550,3 +551,19 @@ if LONG:
         flip(log, rng.randrange(log.stat().st_size), rng.randrange(8))
         with contextlib.suppress(Corrupt):
             assert last_state(url) == SAVES - 1
+
+
+@pytest.mark.parametrize(
+    ("changed_ns", "age_ns", "is_settled"),
+    [
+        (1_700_000_000_123_456_789, 200_000_000, True),
+        (1_700_000_000_123_456_789, 20_000_000, False),
+        (1_700_000_000_000_000_000, 1_500_000_000, False),  # a file system that counts in seconds
+        (1_700_000_000_000_000_000, 2_500_000_000, True),
+    ],
+)
+def test_a_folder_is_looked_at_until_a_change_must_give_it_another_time(
+    monkeypatch, changed_ns, age_ns, is_settled
+):
+    monkeypatch.setattr(time, "time_ns", lambda: changed_ns + age_ns)
+    assert sqlite_connection._is_settled(changed_ns) is is_settled

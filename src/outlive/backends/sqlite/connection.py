@@ -33,8 +33,9 @@ APPLICATION_ID = 0x6F75746C  # "outl"
 _MEMORY = ":memory:"
 _CHECK_S = 0.1  # between two looks of readers whether the file is still the one that they have open
 # The clock of a file system is coarse. A folder changed less than this ago may change again and
-# keep its time.
+# keep its time: some count in seconds, others in hundredths or finer.
 _SETTLED_NS = 2_000_000_000
+_FINE_SETTLED_NS = 100_000_000
 _creating = threading.Lock()
 
 
@@ -136,8 +137,7 @@ class Connection:
         if self._moved.value or self._marks.log_is_gone:
             self._next_check, self._checked_folder = 0.0, None
             raise self._is_gone()
-        is_settled = folder is not None and time.time_ns() - folder[2] > _SETTLED_NS
-        self._checked_folder = folder if is_settled else None
+        self._checked_folder = folder if folder is not None and _is_settled(folder[2]) else None
 
     def _is_gone(self) -> StoreUnavailable:
         return StoreUnavailable(
@@ -377,6 +377,12 @@ def fetch_one(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
     """Return the first row or None, leaving no statement open."""
     rows = db.execute(sql, values).fetchall()
     return rows[0] if rows else None
+
+
+def _is_settled(changed_ns: int) -> bool:
+    """Tell whether a folder that changes now gets another time than this one."""
+    counts_seconds = changed_ns % 1_000_000_000 == 0
+    return time.time_ns() - changed_ns > (_SETTLED_NS if counts_seconds else _FINE_SETTLED_NS)
 
 
 def _foreign_file(db: apsw.Connection) -> str:
