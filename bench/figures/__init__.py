@@ -40,7 +40,7 @@ FIGURES = (
     "start",
 )
 # They need the environment of the frameworks: ./dev bench --frameworks.
-FRAMEWORKS = ("openai-agents",)
+FRAMEWORKS = ("openai-agents", "strands")
 
 
 def module_path(name: str) -> Path:

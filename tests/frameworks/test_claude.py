@@ -408,7 +408,7 @@ def test_a_lost_run_stops_the_program(each_store, folder):
             eventually(lambda: "book:Porto" in Calls(folder).names)
             each_store.cancel("r")
 
-    options = options_in(folder, hangs="book:Faro")
+    options = options_in(folder)
     with pytest.raises(LeaseLost):
         run(options, "go", session_id=SESSION, store=each_store, run_id="r", on_message=lose)
     assert each_store.find_run("r").status == "cancelled"
