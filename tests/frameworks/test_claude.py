@@ -402,13 +402,15 @@ def test_the_same_call_is_asked_again_unless_the_answer_is_for_always(each_store
 # What ends a run
 
 
+# A query that is cancelled leaves a stream of the SDK open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_lost_run_stops_the_program(each_store, folder):
     def lose(message):
         if isinstance(message, AssistantMessage) and getattr(message.content[0], "name", "") == "book":
             eventually(lambda: "book:Porto" in Calls(folder).names)
             each_store.cancel("r")
 
-    options = options_in(folder, hangs="book:Faro")
+    options = options_in(folder)
     with pytest.raises(LeaseLost):
         run(options, "go", session_id=SESSION, store=each_store, run_id="r", on_message=lose)
     assert each_store.find_run("r").status == "cancelled"
