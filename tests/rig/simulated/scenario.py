@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import outlive
+from outlive.errors import BadURL
 from outlive.runtime.platform import system
 
 
@@ -90,7 +91,7 @@ def stores(folder: Path) -> None:
         with outlive.open(f"file:{folder}/files") as store:
             store.thread("t").save({"n": 2})
             print(store.thread("t").load())
-    except outlive.BadURL as error:
+    except BadURL as error:
         print(error)
 
 
