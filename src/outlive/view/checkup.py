@@ -53,7 +53,7 @@ def check_installation() -> Iterator[Finding]:
 
     from outlive import __version__
 
-    version = f"{__version__} on Python {platform.python_version()}, {platform.system()}"
+    version = f"{__version__} on Python {platform.python_version()}, {system.name}"
     yield Finding("outlive", "ok", version)
     yield Finding("packages", "ok", ", ".join(_versions()))
     yield sqlite_finding(apsw.sqlite_lib_version())

@@ -13,7 +13,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -50,7 +49,6 @@ _NO_WINDOWS_NAMES: dict[Any, tuple[str, ...]] = {
         "O_CLOEXEC", "readlink", "getppid", "setsid", "killpg", "WNOHANG",
     ),
     select: ("poll", "epoll"),
-    socket: ("AF_UNIX",),
     signal: ("SIGSTOP", "SIGCONT", "SIGHUP", "SIGQUIT"),
 }  # fmt: skip
 
