@@ -58,4 +58,5 @@ def _listen(host: str, port: int) -> socket.socket:
         raise BadArgument(
             f"cannot listen on port {port}: {error.strerror}; choose another with --port, 0 for any"
         ) from error
+    listener.listen(128)  # before the address is printed: a browser may open it at once
     return listener
