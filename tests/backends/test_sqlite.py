@@ -554,7 +554,7 @@ if LONG:
 
 
 @pytest.mark.parametrize(
-    ("changed_ns", "age_ns", "is_settled"),
+    "changed_ns, age_ns, is_settled",
     [
         (1_700_000_000_123_456_789, 200_000_000, True),
         (1_700_000_000_123_456_789, 20_000_000, False),
