@@ -22,7 +22,6 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
     "sweep_rest_s": ("retention.thread_sweep", "_LONGEST_REST_S"),
     "replication_beat_s": ("layers.replication.layer", "_BEAT_S"),
     "replication_idle_s": ("layers.replication.background", "_IDLE_S"),
-    "postgres_rush_s": ("backends.postgres.groups", "_RUSH_S"),
     "postgres_turn_s": ("backends.postgres.groups", "_TURN_S"),
     "file_cached_tables": ("backends.file.backend", "_CACHED_TABLES"),
     "file_waste_bytes": ("backends.file.table", "_WASTE_BYTES"),

@@ -603,7 +603,7 @@ class PostgresBackend:
     async def reserve(self) -> Reservation:
         if not self._pool.begin_reservation():
             return Unreserved(self)
-        return PostgresReservation(self, self._pool, self._groups, self._sql)
+        return PostgresReservation(self, self._pool, self._sql)
 
     async def watch(self, tenant: str) -> PostgresWatch:
         """Listen on a connection of its own, beside those of the pool."""

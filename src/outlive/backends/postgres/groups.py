@@ -20,7 +20,6 @@ from outlive.runtime.fork import reset_in_child
 
 _TURN_S = 0.5  # the longest wait for the call before
 _GATHER_S = 0.002  # that a call waits while others arrive, if those before had several commits
-_RUSH_S = 0.01  # after several runs were claimed together: those without much work end together
 _ENOUGH = 32  # commits that do not wait for more
 MOST = 250  # commits in one call
 _QUEUED, _LEADS, _SENT, _SETTLED = range(4)  # _LEADS: queued, and about to send
@@ -71,8 +70,7 @@ class Groups:
     def begin(self) -> None:
         """Start with nothing waiting."""
         self._queue: collections.deque[Member] = collections.deque()
-        self._usual = 1  # how many commits came during the last calls
-        self._rush_until = 0.0  # by time.monotonic(); more commits are expected
+        self._usual = 1  # how many commits the last calls had
 
     def after_fork_in_child(self) -> None:
         """Forget what waits: that is for the threads of the parent."""
@@ -81,20 +79,6 @@ class Groups:
     async def join(self, member: Member, send: Send) -> None:
         """Wait until a commit was sent with others, or is to be sent alone."""
         raise NotImplementedError
-
-    def expect(self, count: int) -> None:
-        """Note that as many commits may come in a moment, from runs that were claimed together."""
-        if count > 1:
-            self._usual = max(count, self._usual)
-            self._rush_until = time.monotonic() + _RUSH_S
-
-    def _gather_s(self, before: int) -> float:
-        """Return how long to wait for more commits, if there were `before` a moment ago; 0: it is enough."""
-        count = len(self._queue)
-        if count >= min(_ENOUGH, self._usual):
-            return 0.0
-        is_rush = time.monotonic() < self._rush_until
-        return _GATHER_S if is_rush or count > before else 0.0
 
     def _next(self) -> list[Member]:
         """Return the next group: of each thread one commit, in the order of their digests."""
@@ -106,11 +90,8 @@ class Groups:
                 break
             member.state = _SENT
             group[digest] = member
+        self._usual = max(len(group), self._usual // 2)
         return [group[digest] for digest in sorted(group)]
-
-    def _note_rush(self, sent: int) -> None:
-        """Note how many commits are under way at the same time: those that were sent, and those that came meanwhile."""
-        self._usual = max(sent + len(self._queue), self._usual // 2)
 
     def _waiting(self) -> Iterator[Member]:
         for _ in range(MOST):
@@ -170,7 +151,6 @@ class BlockingGroups(Groups):
             with self._mutex:
                 if member in self._queue:  # interrupted while it gathered
                     self._queue.remove(member)
-                self._note_rush(len(group))
                 self._pass_on()
             for other in group:
                 other.wake.release()
@@ -197,9 +177,9 @@ class BlockingGroups(Groups):
     def _gather(self) -> None:
         """Wait while others arrive, if there were more lately."""
         before = 0
-        while pause_s := self._gather_s(before):
+        while before < len(self._queue) < min(_ENOUGH, self._usual):
             before = len(self._queue)
-            time.sleep(pause_s)
+            time.sleep(_GATHER_S)
 
 
 class SuspendingGroups(Groups):
@@ -234,7 +214,6 @@ class SuspendingGroups(Groups):
                 group = self._next()
                 if group:  # else the callers were cancelled
                     await send(group)
-                self._note_rush(len(group))
                 for member in group:
                     _wake(member)
         finally:

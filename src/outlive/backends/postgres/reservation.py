@@ -14,7 +14,6 @@ from psycopg import pq
 
 from outlive.backend import Commit, EntryQuery, EntryRecord, Receipt, ThreadKey, shortest_timeout
 from outlive.backends.postgres.connection import IDLE_MS, Connection, Parameter
-from outlive.backends.postgres.groups import Groups
 from outlive.backends.postgres.pool import Pool
 from outlive.backends.postgres.rows import digest, number, rows, span, text, to_entry, to_text
 from outlive.backends.postgres.save import are_put_together, put_parameters, put_receipt
@@ -41,10 +40,9 @@ class Unreserving(Protocol):
 class PostgresReservation:
     """One transaction, from the first listing until the commits."""
 
-    def __init__(self, backend: Unreserving, pool: Pool, groups: Groups, sql: Statements) -> None:
+    def __init__(self, backend: Unreserving, pool: Pool, sql: Statements) -> None:
         self._backend = backend
         self._pool = pool
-        self._groups = groups
         self._sql = sql
         self._connection: Connection | None = None
         self._is_over = False
@@ -95,7 +93,6 @@ class PostgresReservation:
         for place, cells in zip(order, answer, strict=False):
             if cells[1] is not None:
                 results[place] = put_receipt(commits[place], cells)
-        self._groups.expect(sum(result is not None for result in results))
         return [
             result or await self._backend.commit_alone(commit, may_be_done=not answer)
             for commit, result in zip(commits, results, strict=True)

@@ -102,26 +102,22 @@ def numbers(values: Sequence[int | None]) -> bytes:
 
 def flags(values: Sequence[bool]) -> bytes:
     """Return an array of boolean."""
-    count = len(values)
-    return _HEADER.pack(1, 1, _BOOL, count, 1) + b"".join([_FALSE_TRUE[value] for value in values])
+    return _array(_BOOL, [flag(value) for value in values])
 
 
 def texts(values: Sequence[str]) -> bytes:
     """Return an array of text."""
-    return _array(_TEXT, [escape(value).encode() for value in values])
+    return _array(_TEXT, [text(value) for value in values])
 
 
 _BOOL, _BYTEA, _BIGINT, _TEXT, _JSONB = 16, 17, 20, 25, 3802  # as the server numbers types
-_HEADER = struct.Struct(">iiIii")  # of an array: dimensions, whether it has nulls, type, length, lower bound
-_LENGTH = struct.Struct(">i")
-_NULL = _LENGTH.pack(-1)
-_FALSE_TRUE = (_LENGTH.pack(1) + b"\0", _LENGTH.pack(1) + b"\1")
 
 
 def _array(kind: int, values: Sequence[bytes | None]) -> bytes:
-    length = _LENGTH.pack
-    cells = [_NULL if value is None else length(len(value)) + value for value in values]
-    return _HEADER.pack(1, 1, kind, len(values), 1) + b"".join(cells)
+    parts = [struct.pack(">iiIii", 1, 1, kind, len(values), 1)]
+    for value in values:
+        parts += (b"\xff\xff\xff\xff",) if value is None else (len(value).to_bytes(4, "big"), value)
+    return b"".join(parts)
 
 
 def span(prefix: str, after: str | None) -> tuple[bytes, bytes]:
