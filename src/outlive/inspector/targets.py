@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from outlive.errors import BadArgument, RunMissing
 from outlive.inspector.access import MAX_STATE_BYTES
-from outlive.view.redaction import HIDDEN
 from outlive.inspector.site import Site
 from outlive.view.graph import read_graph
+from outlive.view.redaction import HIDDEN
 from outlive.view.units import format_size
 from outlive.view.values import to_json
 
