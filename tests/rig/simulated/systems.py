@@ -46,7 +46,7 @@ _NO_WINDOWS_MODULES = ("fcntl", "termios", "resource", "pwd", "grp", "tty", "pty
 _NO_WINDOWS_NAMES: dict[Any, tuple[str, ...]] = {
     os: (
         "fork", "register_at_fork", "fdatasync", "pread", "pwrite", "fchmod", "O_NOFOLLOW", "O_DIRECTORY", "O_NONBLOCK",
-        "O_CLOEXEC", "readlink", "getppid", "setsid", "killpg", "WNOHANG",
+        "O_CLOEXEC", "getppid", "setsid", "killpg", "WNOHANG",
     ),
     select: ("poll", "epoll"),
     signal: ("SIGSTOP", "SIGCONT", "SIGHUP", "SIGQUIT"),
