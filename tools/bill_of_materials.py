@@ -35,7 +35,6 @@ OF_FRAMEWORKS = (
     "adk",
     "llama-index",
     "mcp",
-    "crewai",
 )
 
 Report = dict[str, Any]
