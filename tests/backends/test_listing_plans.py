@@ -21,8 +21,8 @@ COUNT, LIMIT = 750, 10
 AGENT = "7:planner\n"
 LAST = (f"{AGENT}{COUNT // 3:023d}\nr", b"")
 QUERIES = {
-    "tickets of an agent": EntryQuery("", "ready", prefix=AGENT, limit=LIMIT),
-    "the page after a ticket": EntryQuery("", "ready", prefix=AGENT, after=LAST, limit=LIMIT),
+    "tickets of an agent": EntryQuery("", "ticket", prefix=AGENT, limit=LIMIT),
+    "the page after a ticket": EntryQuery("", "ticket", prefix=AGENT, after=LAST, limit=LIMIT),
     "timers": EntryQuery("", "timer", limit=LIMIT),
     "open questions": EntryQuery("", "wait", statuses=["open"], limit=LIMIT),
     "released runs": EntryQuery("", "run", statuses=["released"], limit=LIMIT),
@@ -33,7 +33,7 @@ def fill(backend: Backend) -> None:
     """Store one run per thread: its ticket, its timer, and a question that few have not answered."""
 
     def entries(n: int) -> Iterator[EntryRecord]:
-        yield EntryRecord("ready", f"{AGENT}{n:023d}\nr{n}")
+        yield EntryRecord("ticket", f"{AGENT}{n:023d}\nr{n}")
         yield EntryRecord("timer", f"{n:020d}\nr{n}\nsleep", until=n, clock="wall")
         yield EntryRecord("run", f"r{n}", status="completed" if n % 20 else "released")
         yield EntryRecord("wait", f"r{n}\nquestion", status="answered" if n % 20 else "open")

@@ -15,7 +15,7 @@ from outlive.testing.thread_records import draft
 from outlive.testing.trial import IO_MODES, Opener
 from rig.replicas import Rig
 
-TICKET = EntryRecord("ready", "7:planner\n1\nr")
+TICKET = EntryRecord("ticket", "7:planner\n1\nr")
 
 
 @pytest.fixture(params=IO_MODES)
@@ -62,7 +62,7 @@ def test_nothing_but_work_of_the_tenant_wakes(driver, url):
             await put(backend, run, checkpoints=(draft("a"),))
             await put(backend, EntryRecord("step", "s"), fence=Fence("run", "r", 0, 1))
             await put(backend, TICKET, tenant="another")
-            await put(backend, EntryRecord("ready", "k", gone=True))
+            await put(backend, EntryRecord("ticket", "k", gone=True))
             await put(backend, EntryRecord("step", "s"), metadata=b"decided by the client")
             assert await is_calm(watch)
             for n in range(3):  # several are one

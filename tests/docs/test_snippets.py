@@ -225,7 +225,7 @@ def test_every_fence_has_a_language_and_an_end(page):
     text = page.read_text(encoding="utf-8")
     fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
     assert len(fences) % 2 == 0
-    assert set(fences[::2]) <= {"python", "sh", "text", "sql"}
+    assert set(fences[::2]) <= {"python", "sh", "text", "sql", "json"}
     assert set(fences[1::2]) <= {""}
 
 

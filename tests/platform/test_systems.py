@@ -72,7 +72,9 @@ def test_each_system_has_its_class() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_systems_have_the_same_calls(name: str) -> None:
     expected = inspect.signature(getattr(System, name))
-    assert {inspect.signature(getattr(kind, name)) for kind in (Linux, MacOS, Windows)} == {expected}
+    calls = [getattr(kind, name) for kind in (Linux, MacOS, Windows)]
+    written = [call for call in calls if not inspect.isbuiltin(call)]  # one of os itself has other names
+    assert {inspect.signature(call) for call in written} == {expected}
 
 
 def test_structures_have_the_size_that_the_systems_document() -> None:

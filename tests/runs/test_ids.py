@@ -28,7 +28,7 @@ def test_sqlite_finds_a_run_by_an_index(tmp_path):
                 assert other.find_run("r7").thread == "t7"
         finally:
             apsw.connection_hooks.pop()
-    asked = [event["sql"] for event in statements if "'run', 'ready', 'timer'" in event["sql"]]
+    asked = [event["sql"] for event in statements if "'run', 'ticket', 'timer'" in event["sql"]]
     assert asked
     db = apsw.Connection(str(path))
     plans = [str(apsw.ext.query_info(db, sql, explain_query_plan=True).query_plan) for sql in asked]
