@@ -107,6 +107,9 @@ def _read_turns(value: Any, path: str) -> list[Turn] | None:
 def _read_turn(item: Any, path: str) -> Turn | None:
     if not isinstance(item, dict):
         return None
+    inner = unwrap(item.get("message"))
+    if isinstance(inner, dict):  # an entry of a log, with a message in it
+        return _read_turn(inner, join_path(path, "message"))
     parts = unwrap(item.get("parts"))
     if isinstance(parts, list) and item.get("kind") in ("request", "response"):
         return _of_pydantic(item, parts, path)

@@ -37,9 +37,11 @@ export class Live {
       const place = document.querySelector(`[data-count="${CSS.escape(name)}"]`);
       if (place) { place.textContent = count; place.closest(".tile").classList.toggle("none", !count); }
     }
-    const before = this.mark;
+    const isFirst = this.mark === null;
+    if (this.mark === look.mark) return;
     this.mark = look.mark;
-    if (before === null || before === look.mark) return;
+    if (isFirst && this.topic === "thread") return; // its rows are read after the page
+    // The first look too: something may have changed since the server made this page.
     if (this.topic === "thread") await this.hearThread();
     else await this.hearPage();
   }

@@ -68,6 +68,7 @@ export class ThreadPage {
     this.tree.select(row, { hasFocus });
     this.scrubber.select(row);
     clearTimeout(this.timer);
+    this.request += 1; // an answer that is on its way would choose its own checkpoint again
     this.timer = setTimeout(() => this.show(this.address({ at: row.id, view: this.view })), WAIT_MS);
   }
 

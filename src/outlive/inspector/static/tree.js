@@ -193,6 +193,7 @@ export class Tree {
     }
     this.reveal(row);
     this.draw();
+    if (before) this.items.get(row)?.scrollIntoView({ block: "nearest" }); // a choice of the reader
     if (hasFocus) this.items.get(row)?.querySelector("a").focus({ preventScroll: true });
   }
 
