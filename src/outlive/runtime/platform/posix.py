@@ -68,7 +68,8 @@ class Posix(System):
     def open_folder(self, path: str, at: int | None = None) -> int:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
 
-    read_at = staticmethod(os.pread)  # without a call of its own: every commit to SQLite makes it
+    # The call itself, without a function around it: every commit to SQLite makes it.
+    read_at = staticmethod(os.pread)  # type: ignore[assignment]
 
     def write_at(self, fd: int, data: bytes | memoryview, at: int) -> int:
         return os.pwrite(fd, data, at)
