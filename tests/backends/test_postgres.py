@@ -564,7 +564,7 @@ def test_a_host_that_cannot_be_found_ends_in_time(monkeypatch):
     import outlive.backends.server.sockets as link
 
     gate = threading.Event()
-    monkeypatch.setattr(link.socket, "getaddrinfo", lambda *a, **k: gate.wait(PATIENCE_S) and [])
+    monkeypatch.setattr(link.socket, "getaddrinfo", lambda *a, **k: (gate.wait(PATIENCE_S), [])[1])
     for open_it in (outlive.open, lambda url, **o: asyncio.run(open_async(url, **o))):
         with pytest.raises(StoreUnavailable, match="cannot be found"):
             open_it("postgresql://nowhere.invalid/x", timeout_s=0.5)  # the name is not told yet

@@ -26,7 +26,7 @@ def writer(store):
     return client_of(store, write=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Playwright keeps an event loop: other modules start their own
 def chromium():
     with browser() as chromium:
         yield chromium
