@@ -18,10 +18,12 @@ from outlive.errors import (
     LeaseLost,
     QuestionChanged,
     QuestionClosed,
+    RunEnded,
     RunSuspended,
 )
 from outlive.runs import answer_schema
 from outlive.runs.answer_schema import Mismatch
+from outlive.testing.interposed import Interposed
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.replicas import open_pair
 
@@ -508,6 +510,63 @@ def test_an_ask_that_is_cancelled_waits_or_does_not(tmp_path):
                     await run.step("continues", int)
                 assert run.status == (await store.find_run(run.id)).status
                 assert run.status in ("waiting", "completed")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+def test_a_block_that_is_left_while_a_branch_parks_ends_its_run(tmp_path, error):
+    """The parking is refused, because its question was answered in between: the run must not stay with nobody."""
+
+    async def main():
+        url = f"sqlite:///{tmp_path}/a.db"
+        async with outlive.open_async(url) as store, outlive.open_async(url) as desk:
+            store._engine.backend = interposed = Interposed(store._engine.backend)
+            is_parking, is_left = asyncio.Event(), asyncio.Event()
+
+            async def answer(*args):
+                is_parking.set()
+                await is_left.wait()
+                await desk.answer("r", "ok?", True)
+
+            with contextlib.suppress(error):
+                async with store.run("t", run_id="r") as run:
+                    interposed.before("commit_all", answer)
+                    asking = asyncio.create_task(run.ask("ok?"))
+                    await is_parking.wait()
+                    asyncio.get_running_loop().call_later(0.05, is_left.set)
+                    raise error
+            with contextlib.suppress(outlive.RunSuspended, RunEnded):
+                await asking
+            assert run.status == (await desk.find_run("r")).status
+            assert run.status == ("failed" if error is ValueError else "released")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_a_block_that_is_left_while_a_branch_suspends_its_run_ends_as_it_was_left(tmp_path, error):
+    async def main():
+        async with outlive.open_async(f"sqlite:///{tmp_path}/a.db") as store:
+            is_parking, is_left = asyncio.Event(), asyncio.Event()
+            with contextlib.nullcontext() if error is None else pytest.raises(error):
+                async with store.run("t", run_id="r") as run:
+                    flush = run._flush
+
+                    async def slow_flush():
+                        is_parking.set()
+                        await is_left.wait()
+                        await flush()
+
+                    run._flush = slow_flush
+                    asking = asyncio.create_task(run.ask("ok?"))
+                    await is_parking.wait()
+                    asyncio.get_running_loop().call_later(0.05, is_left.set)
+                    if error is not None:
+                        raise error
+            with contextlib.suppress(outlive.RunSuspended):
+                await asking
+            assert (run.status, (await store.find_run("r")).status) == ("waiting", "waiting")
 
     asyncio.run(main())
 

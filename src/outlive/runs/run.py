@@ -553,13 +553,29 @@ class AsyncRun(HeldRun, AsyncContext):
         for run in self._inside:
             if self._is_live and _is_suspension(error, run.id):
                 error = await self._wait_for(run)
-        if not self._is_live or not self._is_mine():
+        if not await self._is_held():
             return await self._is_outermost() if _is_suspension(error, self.id) else False
         try:
             await self._end.leave_by(error)
+        except RunSuspended:
+            pass  # by another branch, in between
         finally:
             self._leave()
         return False
+
+    async def _is_held(self) -> bool:
+        """Tell whether this process holds the run.
+
+        Another branch may be suspending or ending it at this moment. If that is refused, the run is still held.
+        """
+        if self._has_begun and not self._is_live and self._is_mine():
+            await self._engine.runtime.shielded(self._written())
+        return self._is_live and self._is_mine()
+
+    async def _written(self) -> None:
+        """Wait for the write that is under way."""
+        async with self._mutex:
+            pass
 
     async def _is_outermost(self) -> bool:
         """Return True if this run, which waits, is in the block of no other run; suspend that otherwise.
