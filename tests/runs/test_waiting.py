@@ -486,6 +486,30 @@ def test_a_run_that_fails_withdraws_what_another_branch_asked(store):
     assert [question.status for question in store.questions(status=None)] == ["withdrawn"]
 
 
+def test_what_a_step_contains_is_counted_in_that_step(store, tuned):
+    """A later attempt gets the step from the ledger: what follows it must not be taken for what it contained."""
+    tuned(live_sleep_s=0.0)
+    calls = []
+
+    def agent(run):
+        run.step("outer", lambda: run.step("call", lambda: calls.append("inside") or "inside"))
+        run.step("nap", lambda: run.sleep(0.001))
+        run.ask("ok?")
+        run.sleep(0.001)
+        return run.step("call", lambda: calls.append("after") or "after")
+
+    with store.run("t", run_id="r", agent="a") as run:
+        agent(run)
+    eventually(lambda: store.recover({"a": agent}).suspended and [*store.questions()])
+    store.answer("r", "ok?", True)
+    (waits,) = store.recover({"a": agent}).suspended  # it sleeps again
+    assert waits.waits.until is not None
+    eventually(lambda: store.recover({"a": agent}).resumed)
+    assert (store.find_run("r").result, calls) == ("after", ["inside", "after"])
+    keys = [(step.name, step.key) for step in store.steps("r") if step.name in ("outer", "call")]
+    assert keys == [("outer", "#1"), ("call", "#1@3a9d277c6b71"), ("call", "#1")]
+
+
 def test_sleeps_of_parallel_branches_need_keys(tmp_path):
     async def main():
         async with outlive.open_async(f"sqlite:///{tmp_path}/a.db") as store:

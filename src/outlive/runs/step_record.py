@@ -36,10 +36,10 @@ class StepInfo:
     """A stored step of a run.
 
     `status` is "started", "done" or "raised". `key` is "=KEY", or "#N" for the Nth step without a
-    key. `began_at`, `ended_at`, `attempt` and `error` are those of the last call of its function,
-    `failures` the calls before it that failed, the last 10. `tries` counts all calls that are
-    stored: one that ended with its process is stored only with effect=True. `effect_key` is the key
-    of its effect; None if it has none.
+    key; inside another step "#N@DIGEST", for the Nth of that step. `began_at`, `ended_at`,
+    `attempt` and `error` are those of the last call of its function, `failures` the calls before it
+    that failed, the last 10. `tries` counts all calls that are stored: one that ended with its
+    process is stored only with effect=True. `effect_key` is the key of its effect; None if it has none.
     """
 
     name: str

@@ -106,7 +106,7 @@ class Ledger:
     def __init__(self, run: Writer) -> None:
         self._run = run
         self._steps: dict[tuple[str, str], StepInfo] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[tuple[str, str], int] = {}  # by name, and by the step around it
         self._order: dict[tuple[str, str], int] = {}  # the position in the order of beginning, from 1
         self._begun = 0
         self._in_flight: dict[tuple[str, str], None] = {}  # in the order in which they began
@@ -165,11 +165,10 @@ class Ledger:
                 self._order[name, key] = self._begun
             return self._order[name, key]
 
-    def count(self, name: str) -> int:
-        """Return how often something with this name has begun, this time included."""
+    def count(self, name: str) -> str:
+        """Return which of those with this name begins now, in the order in which they begin."""
         with self._lock:
-            self._counts[f"\n{name}"] = self._counts.get(f"\n{name}", 0) + 1  # no step has such a name
-            return self._counts[f"\n{name}"]
+            return self._count(f"\n{name}")  # no step has such a name
 
     def continue_after(self, number: int) -> None:
         """Number what begins from now on after this one."""
@@ -274,17 +273,26 @@ class Ledger:
                 return None
             if key is None and any(running == name for running, _ in self._in_flight):
                 raise AmbiguousStep(self._run.id, name)
-            ledger_key = (name, f"#{self._counts.get(name, 0) + 1}") if key is None else (name, f"={key}")
+            ledger_key = (name, f"#{self._count(name)}" if key is None else f"={key}")
             if ledger_key in self._in_flight:
                 raise AmbiguousStep(self._run.id, name)
-            if key is None:
-                self._counts[name] = self._counts.get(name, 0) + 1
             self._in_flight[ledger_key] = None
             self._run.info.step = name
             if ledger_key not in self._order:
                 self._begun += 1
                 self._order[ledger_key] = self._begun
         return ledger_key
+
+    def _count(self, name: str) -> str:
+        """Return a number for a name, and where it counts; called under the lock.
+
+        What a step contains is counted in that step alone: a later attempt that returns the step from the ledger does
+        not come to it, and what follows must have the same number all the same.
+        """
+        step = next((step for step in reversed(_around.get()) if step[0] == id(self)), None)
+        place = "" if step is None else f"@{_short_digest(chr(10).join(step[1:]))}"
+        self._counts[name, place] = self._counts.get((name, place), 0) + 1
+        return f"{self._counts[name, place]}{place}"
 
     def _check_budget(self, ledger_key: tuple[str, str], *, is_new: bool) -> None:
         """Count a step towards the budget before it is called, as others may begin meanwhile. Raises BudgetSpent."""
@@ -436,6 +444,10 @@ class Ledger:
         await run._write_entries(entry)
         step.status, step.value, step.error, step._ended = status, value, error, ended
         self._steps[ledger_key] = step
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
 def _ordered(value: Any) -> Any:
