@@ -237,7 +237,7 @@ def test_children_in_tasks_wait_for_each_other(tmp_path):
 
 
 def test_of_equal_children_the_one_that_waited_continues(store):
-    """The code of the parent is called again: its first child, which has no name, begins again; the second continues."""
+    """The code of the parent is called again: its first child has its result, the second continues."""
     calls = []
 
     def plan(run):
@@ -253,8 +253,8 @@ def test_of_equal_children_the_one_that_waited_continues(store):
     waiting = next(store.questions()).run
     store.answer(waiting, "publish?", "yes")
     assert [run.result for run in store.recover({"planner": plan}).resumed] == [["first", "yes"]]
-    assert calls == [0, 1, 0]
-    assert len(list(store.runs(agent="writer"))) == 3
+    assert calls == [0, 1]
+    assert len(list(store.runs(agent="writer"))) == 2
 
 
 @pytest.mark.parametrize("how", ["cancelled", "deleted", "completed", "parked"])
@@ -294,25 +294,72 @@ def test_a_thread_whose_runs_cannot_be_read_is_deleted_all_the_same(store):
     assert not store.thread("notes").exists()
 
 
-def test_a_child_that_failed_begins_again_when_its_parent_is_retried(store):
-    answers = []
+@pytest.mark.parametrize("how", ["failed", "cancelled", "parked"])
+def test_a_child_that_did_not_complete_continues_when_its_parent_is_retried(store, how):
+    calls = []
 
     def plan(run):
         with run.child("notes", agent="writer") as child:
-            answers.append(child.ask("publish?"))
-            if len(answers) == 1:
+            child.step("draft", calls.append, "draft")
+            answer = child.ask("publish?")
+            if len(calls) == 1:
+                calls.append("end")
+                if how == "cancelled":
+                    child.cancel()
                 raise KeyError("first")
-            child.complete(answers[-1])
+            child.complete(answer)
         return child.result
 
     begin(store, plan)
-    store.answer(next(store.questions()).run, "publish?", 1)
+    child = next(store.questions()).run
+    store.answer(child, "publish?", 1)
     assert [run.code for run in store.recover({"planner": plan}).failed] == ["KeyError"]
+    if how == "parked":
+        store.park(child)
+    assert store.find_run(child).status == how
     with store.retry("p") as run:
         run.complete(plan(run))
-    assert run.status == "waiting"
-    store.answer(next(store.questions()).run, "publish?", 2)
-    assert [run.result for run in store.recover({"planner": plan}).resumed] == [2]
+    assert (run.result, calls) == (1, ["draft", "end"])
+    assert [(run.id, run.status) for run in store.runs(agent="writer")] == [(child, "completed")]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", *SERVERS])
+def test_a_child_that_completed_does_nothing_again(kind, tmp_path, url_for):
+    """Neither after a wait of its parent nor after a crash; another thread, agent, prompt or order is another child."""
+    calls = []
+
+    def write(run, thread, agent, prompt, **options):
+        with run.child(thread, agent=agent, prompt=prompt, **options) as child:
+            child.step("draft", calls.append, [thread, agent, prompt])
+            child.save({"draft": prompt}, usage={"tokens": 1})
+            child.complete(child.id)
+        return child.result
+
+    def plan(run):
+        ids = [run.step("inside", write, run, "notes", "writer", {"of": 1})]
+        asked = [
+            ("notes", "writer", {"of": 1}),
+            ("notes", "writer", {"of": 1}),
+            ("notes", "writer", {"of": 2}),
+        ]
+        asked += [("notes", "editor", {"of": 1}), ("other", "editor", {"of": 1}), ("other", "editor", None)]
+        ids += [write(run, *where) for where in asked]
+        run.ask("go on?")
+        return ids
+
+    with outlive.open(url_for(kind, tmp_path)) as store:
+        for _ in range(2):
+            store.run("t", run_id="p", agent="planner").start().release()
+            begin(store, plan)
+        assert (len(calls), store.find_run("p").usage) == (7, {"tokens": 7})
+        store.answer("p", "go on?", True)
+        ids = store.recover({"planner": plan}).resumed[0].result
+        assert len(set(ids)) == len(calls) == 7
+        assert store.find_run("p").usage == {"tokens": 7}
+        with store.run("t", run_id="q", agent="planner") as run:  # another run has other children
+            write(run, "notes", "writer", {"of": 1})
+            write(run, "notes", "writer", {"of": 1}, new=True)
+        assert len(calls) == 9
 
 
 def test_a_child_without_a_parent_that_waits_is_claimed_alone(store):

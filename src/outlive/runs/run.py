@@ -32,7 +32,7 @@ from outlive.errors import (
 )
 from outlive.events import CLAIM
 from outlive.runs import budget
-from outlive.runs.effect_keys import EffectKey
+from outlive.runs.effect_keys import EffectKey, effect_key
 from outlive.runs.held_run import HeldRun, Live
 from outlive.runs.lease import (
     COMPLETED,
@@ -152,7 +152,7 @@ class AsyncRun(HeldRun, AsyncContext):
         self.info = holding.info
         if not holding.info.is_finished:
             await self._begin(start, holding)
-        elif holding.info.status == COMPLETED and self._outer is not None:
+        elif holding.info.status == COMPLETED and (self._outer is not None or self._options.is_child):
             # The code of the run around it comes here again: what this one did is returned, not repeated.
             await self._ledger.read(is_new=False)
             await self._waits.read()
@@ -218,6 +218,8 @@ class AsyncRun(HeldRun, AsyncContext):
         known = outer._waits.runs_inside()
         here = [(id, is_recent) for id, (at, is_recent) in known.items() if at == self._place]
         inner, is_recent = here[-1] if here else (None, False)
+        if self._options.is_child:
+            inner, is_recent = self.id, known.get(self.id, ([], False))[1]
         return replace(
             self._options,
             outer=outer.id,
@@ -415,10 +417,24 @@ class AsyncRun(HeldRun, AsyncContext):
         """Return a run inside this one: `async with run.child("notes", agent="writer") as child`.
 
         The options are those of `store.run`; its parent is this run. A child that waits makes this run wait too.
+
+        Without `run_id` and `new=True` it is the same run whenever the code of this run comes here again, told apart by
+        thread, namespace, agent, prompt and order: one that was completed has its result and does nothing again, any
+        other continues from its last step.
         """
         store: Any = self.thread._store
         child: AsyncRun = store.run(thread_id, **{**options, "parent": self.id})
+        if child._options.continues:
+            self._check_live()
+            child.info.id = self._child_id(child.info)
+            child._options = replace(child._options, continues=False, is_child=True)
         return child
+
+    def _child_id(self, child: RunInfo) -> str:
+        """Return the id of a child, which no other run has: the seed of this run is random."""
+        prompt = self._engine.codec.pack(child.prompt, "prompt of a child").hex()
+        place = repr([child.thread, child.namespace, child.agent, prompt])
+        return str(effect_key(self.info.effect_seed, "\nchild", f"{place}{self._ledger.count(place)}"))
 
     # Waiting
 

@@ -56,6 +56,7 @@ class StartOptions:
     retries: bool = False  # a run that has ended starts again
     is_bare: bool = False  # an adapter stores the first checkpoint itself
     is_named: bool = False  # the caller chose its id: another thread may have it
+    is_child: bool = False  # of `run.child`, which always gives it the same id
     is_fresh: bool = False  # its record was read a moment ago: the commit expects it unchanged
     continues: bool = False  # an unfinished run of this place, of the same agent
     supersedes: bool = False  # it is cancelled instead
@@ -199,7 +200,7 @@ class Start:
             self._info = lease.unpack_run(self._engine.codec, self._key, stored)
         info = self._info
         self._is_untried = False
-        if self._options.retries and info.is_finished and info.status != COMPLETED:
+        if info.is_finished and self._begins_again(info.status):
             info.failures, info.error, info.waits, info.status = 0, None, None, RELEASED
         elif info.is_finished:
             return False
@@ -217,6 +218,16 @@ class Start:
         if info.failures >= info.max_attempts and not self._options.retries:
             _warn_of_failures(info)
         return True
+
+    def _begins_again(self, status: str) -> bool:
+        """Tell whether a run that has ended continues, as after `store.retry`: a child does when its parent comes to it again.
+
+        But one that was cancelled or parked while its parent waited for it has ended: its parent is told so.
+        """
+        if status == COMPLETED:
+            return False
+        is_tried = self._options.is_child and (status == FAILED or not self._options.inner_is_recent)
+        return self._options.retries or is_tried
 
     def _is_held(self, stored: EntryRecord | None) -> bool:
         """Tell whether the run is free only when its lease has expired."""

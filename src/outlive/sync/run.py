@@ -222,6 +222,10 @@ class Run(SyncContext):
         """Return a run inside this one: `with run.child("notes", agent="writer") as child`.
 
         The options are those of `store.run`; its parent is this run. A child that waits makes this run wait too.
+
+        Without `run_id` and `new=True` it is the same run whenever the code of this run comes here again, told apart by
+        thread, namespace, agent, prompt and order: one that was completed has its result and does nothing again, any
+        other continues from its last step.
         """
         return Run(self._run.child(thread_id, **options))
 
