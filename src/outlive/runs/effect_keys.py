@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Self, Union, cast, get_args, get_origin
 
 from outlive.errors import BadArgument, NoEffect
 
@@ -28,10 +28,14 @@ _CHOICES = ("Optional", "Union", "Annotated")
 class EffectKey(str):
     """The idempotency key of an effect, in the form of a UUID.
 
-    A parameter with this annotation gets the key: `def charge(cents: int, key: EffectKey)`.
+    A parameter with this annotation gets the key: `def charge(cents: int, key: EffectKey)`. The key itself is a plain
+    `str`, which can be part of a state and of the result of a step.
     """
 
     __slots__ = ()
+
+    def __new__(cls, key: str = "") -> Self:
+        return cast(Self, str(key))
 
 
 def new_seed() -> bytes:

@@ -86,6 +86,8 @@ class EffectContract(Contract):
         (step,) = await store.steps("r")
         assert (step.effect_key, step.tries, step.attempt) == (keys[0], 2, 2)
         assert [(failed.attempt, failed.ended_at) for failed in step.failures] == [(1, None)]
+        kept = await run.step("keep", effect=True)(lambda: run.effect_key)()  # it can be stored
+        assert (type(kept), kept) == (str, (await store.steps("r"))[1].effect_key)
         await run.complete()
 
     async def test_every_effect_has_another_key(self, store: AsyncStore) -> None:
