@@ -436,3 +436,45 @@ def test_the_example_of_a_service_loses_nothing():
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.startswith("12 runs completed, ")
+
+
+def test_a_run_that_waits_already_does_not_keep_the_others_from_being_given_back(tmp_path):
+    """Its handler is still there: it is about to leave its block, or does not notice that the run waits."""
+    left, errors = threading.Event(), []
+
+    def asks(run):
+        try:
+            run.ask("ok?")
+        finally:
+            left.wait(PATIENCE_S)
+
+    def works(run):
+        with contextlib.suppress(outlive.errors.OutliveError):
+            run.step("long", left.wait, PATIENCE_S)
+
+    url = f"sqlite:///{tmp_path}/a.db?fsync=normal"
+    with outlive.open(url) as store, outlive.open(url) as other:
+        for n in range(6):
+            store.submit(f"t{n}", run_id=f"r{n}", agent="asks" if n % 2 else "works")
+        worker = store.worker({"asks": asks, "works": works}, concurrency=6)
+
+        def work():
+            try:
+                worker.run()
+            except BaseException as error:  # RunSuspended is no Exception
+                errors.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        wanted = {"asks": {"waiting"}, "works": {"running"}}
+        eventually(
+            lambda: (
+                wanted
+                == {agent: {run.status for run in other.runs() if run.agent == agent} for agent in wanted}
+            )
+        )
+        worker.drain(0)
+        thread.join(PATIENCE_S)
+        assert errors == []
+        assert {run.status for run in other.runs() if run.agent == "works"} == {"released"}
+        left.set()

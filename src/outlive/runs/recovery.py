@@ -312,7 +312,7 @@ class Recovery:
         for run in self._pass.end():
             with contextlib.suppress(OutliveError):
                 if run._engine is self._engine:
-                    await run.release()
+                    await run._give_up()
                 else:  # of a plain handler, which holds it in a thread
                     await self._engine.runtime.call(functools.partial(_release, run))
 
@@ -490,7 +490,7 @@ def _work_here(
 
 
 def _release(run: AsyncRun) -> None:
-    run_now(run.release())
+    run_now(run._give_up())
 
 
 def _returned_awaitable(run: AsyncRun, result: Any) -> SyncAsyncMixed:

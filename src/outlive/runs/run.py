@@ -434,7 +434,7 @@ class AsyncRun(HeldRun, AsyncContext):
         """Return the id of a child, which no other run has: the seed of this run is random."""
         prompt = self._engine.codec.pack(child.prompt, "prompt of a child").hex()
         place = repr([child.thread, child.namespace, child.agent, prompt])
-        return str(effect_key(self.info.effect_seed, "\nchild", f"{place}{self._ledger.count(place)}"))
+        return effect_key(self.info.effect_seed, "\nchild", f"{place}{self._ledger.count(place)}")
 
     # Waiting
 
@@ -549,10 +549,12 @@ class AsyncRun(HeldRun, AsyncContext):
         await self._end.release()
 
     async def _give_up(self) -> None:
-        """Release the run because its store is being closed."""
-        if self._is_live and self._is_mine():
+        """Release the run because its store is being closed, or its process ends."""
+        if await self._is_held():
             try:
                 await self.release()
+            except RunSuspended:
+                pass  # in between: it waits, and is free already
             finally:
                 self._leave()
 
