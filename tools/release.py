@@ -95,7 +95,7 @@ def check_frozen_stores(root: Path, version: str) -> None:
     """Refuse a version whose stores later versions could not be tested with."""
     if not (root / "tests" / "fixtures" / version / "expected.json").exists():
         raise Refused(
-            f"tests/fixtures/{version} does not exist: write it with OUTLIVE_RENEW_FIXTURES=1 ./dev test tests/fixtures"
+            f"tests/fixtures/{version} does not exist: write it with OUTLIVE_RENEW_FIXTURES=1 ./dev test tests/fixtures -n 0"
         )
 
 
@@ -170,7 +170,9 @@ def pythons_at_hand(lowest: tuple[int, int] = (3, 11), newest: tuple[int, int] =
         name = f"python3.{minor}"
         candidates = [
             shutil.which(name),
-            *sorted(map(str, (Path.home() / ".pyenv/versions").glob(f"3.{minor}.*/bin/{name}"))),
+            *sorted(
+                map(str, Path(sys.base_prefix).parent.glob(f"3.{minor}.*/bin/{name}"))
+            ),  # beside this one
         ]
         for candidate in filter(None, candidates):
             if starts(candidate, (3, minor)):

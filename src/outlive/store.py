@@ -847,10 +847,11 @@ class AsyncStore(AsyncContext):
         """
         from outlive.runs.questions import read_wait_steps
         from outlive.runs.steps import read_steps
+        from outlive.runs.wait_entry import unpack_known
 
         key, entry = await self._the_run(run_id, thread)
         with well_formed(f"run {run_id!r}", key.id):
-            seed = seed_of(self._engine.codec.unpack(entry.body or b"", opaque=True))
+            seed = seed_of(unpack_known(self._engine.codec, entry.body))
         steps = await read_steps(self._engine, key, run_id, seed, opaque=True)
         steps += await read_wait_steps(self._engine, key, run_id)
         return [step for _, step in sorted(steps, key=lambda numbered: numbered[0])]

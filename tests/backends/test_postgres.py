@@ -93,6 +93,36 @@ def test_metadata_is_there_for_people_with_a_sql_prompt(postgres_url):
     ]
 
 
+def test_a_database_that_is_replicated_logically_takes_every_kind_of_write(postgres_url):
+    with outlive.open(postgres_url) as store:
+        store.thread("t").save({"n": 1}, id="c1")
+        sql(postgres_url, "create publication everything for all tables")
+        with store.run("t", run_id="r", agent="a") as run:
+            run.step("ask", lambda: 7)
+        thread = store.thread("t", namespace="helper")
+        thread.save({"text": "x" * 5000}, id="c2")
+        thread.save({"n": 2}, id="c2", replace=True)
+        thread.write("task", [("notes", "y" * 5000), ("__error__", "first")])
+        thread.write("task", [("__error__", "second")])
+        store.thread("t").set_metadata({"title": "x"})
+        thread.fork("fork")
+        store.thread("t").prune(keep_last=1)
+        assert store.verify().problems == ()
+        for info in list(store.threads()):
+            store.delete(info.id)
+
+
+def test_no_index_depends_on_the_locale_of_the_server(postgres_store):
+    with outlive.open(postgres_store) as store:
+        store.thread("t").save({"n": 1})
+    find = """
+        select i.indexrelid::regclass::text from pg_index i join pg_class c on c.oid = i.indexrelid
+        join pg_collation o on o.oid = any(i.indcollation)
+        where c.relnamespace = 'outlive'::regnamespace and o.collname <> 'C'
+    """
+    assert sql(postgres_store, find) == []
+
+
 def test_a_store_of_a_newer_outlive_is_refused(postgres_url):
     with outlive.open(postgres_url) as store:
         saves(store, 1)

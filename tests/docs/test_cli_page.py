@@ -6,12 +6,14 @@ After an intended change `OUTLIVE_RENEW_DOCS=1 ./dev test tests/docs/test_cli_pa
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import random
 import re
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 
@@ -99,6 +101,44 @@ def test_the_examples_of_the_docs_are_real(program, monkeypatch):
         PAGE.write_text(renewed, encoding="utf-8")
     else:
         assert masked(text) == masked(renewed), "the output has changed: see the head of this test"
+
+
+DOCUMENTS = [PAGE.parents[1] / "README.md", *sorted(PAGE.parent.glob("*.md"))]
+SHOWN = {
+    "sh": r"^outlive ([^#|\n]+)",
+    "text": r"^\$ outlive ([^#|\n]+)",
+}
+
+
+def commands_of(document):
+    """Return the commands in a page, shown or named in a sentence, as lists of words."""
+    text = document.read_text(encoding="utf-8")
+    found = re.findall(
+        r"`outlive ([^`#|]+)", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    )
+    for language, pattern in SHOWN.items():
+        for block in re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            found += re.findall(pattern, block, re.MULTILINE)
+    return [shlex.split(command.replace("\n", " ")) for command in found]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_in_the_docs_exists_with_its_options(document):
+    for words in commands_of(document):
+        command, names = cli_program.program, []
+        if words[0] == "--store":  # options of every command may come first
+            words = words[2:]
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            inner = command.get_command(click.Context(command), words[0])
+            if inner is None and names:  # an argument of a command that has others inside
+                break
+            assert inner is not None, f"{document.name}: no command {words[0]!r}"
+            names.append(words.pop(0))
+            command = inner
+        known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+        options = itertools.takewhile(lambda word: word != "--", words)
+        used = {word.partition("=")[0] for word in options if word.startswith("-") and word != "-"}
+        assert used <= known | {"-h", "--help"}, f"{document.name}: outlive {' '.join(names)}"
 
 
 def test_every_field_of_an_item_is_in_the_docs(program):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,13 @@ def test_every_public_name_has_a_page_of_the_api(monkeypatch):
     monkeypatch.setitem(api_pages.PAGES, "store", (title, names.replace("StoreSize ", "")))
     with pytest.raises(LookupError, match="no page of the API has StoreSize"):
         api_pages.pages()
+
+
+def test_aligned_options_of_a_docstring_are_a_list(monkeypatch):
+    monkeypatch.setitem(sys.modules, "griffe", types.SimpleNamespace(Extension=object))  # of the docs extra
+    text = (
+        "Open a store.\n\ntenant:   a name\nkey:      a ring,\n          or none\n\nRaises: nothing\n  kept"
+    )
+    assert load("option_lists").with_lists(text) == (
+        "Open a store.\n\n- `tenant`: a name\n- `key`: a ring,\n  or none\n\nRaises: nothing\n  kept"
+    )

@@ -1,12 +1,13 @@
 """A later version may add an item to a stored list, or a field to a stored map: this version reads what it knows."""
 
 import datetime as dt
+from dataclasses import replace
 
 import ormsgpack
 import pytest
 
 import outlive
-from outlive.backend import EntryRecord, ThreadKey
+from outlive.backend import Commit, EntryQuery, EntryRecord, ThreadKey, commit
 from outlive.errors import Corrupt, NewerFormat
 from outlive.format import manifest
 from outlive.format.codec import Codec
@@ -57,6 +58,26 @@ def test_a_ticket_and_a_piece_of_a_stream():
     assert stream_entry.unpack_entry(CODEC, piece) == (1, [b"x"])
 
 
+def test_a_run_whose_body_has_a_code_of_a_later_version_is_refused_and_hides_no_other():
+    with outlive.open("memory:") as store:
+        store.run("t1", run_id="later", agent="a").start().release()
+        store.run("t2", run_id="ours", agent="a").start().release()
+        backend = store._store._engine.backend
+        for key, entry in run_now(backend.entries(EntryQuery("", "run", prefix="later"))):
+            body = ormsgpack.packb(ormsgpack.Ext(100, b""))
+            run_now(commit(backend, Commit(key, entries=(replace(entry, body=body, revision=9),))))
+        assert [(run.id, run.is_readable) for run in store.runs()] == [("later", False), ("ours", True)]
+        report = store.recover({"a": lambda run: "done"})
+        assert [run.id for run in report.resumed] == ["ours"]
+        assert [(skip.run.id, skip.code) for skip in report.skipped] == [("later", "unreadable")]
+        for look in (store.steps, store.attempts):
+            with pytest.raises(NewerFormat):
+                look("later")
+        with pytest.raises(NewerFormat):
+            store.run("t1", run_id="later", agent="a").start()
+        assert store.verify().problems == ()
+
+
 def test_a_wait_and_what_responses_share():
     put = wait_entry.put(CODEC, "r", wait_entry.Wait("ok?", "question"))
     longer = EntryRecord("wait", put.key, CODEC.pack({**CODEC.unpack(put.body), "more": MORE}), put.status)
@@ -81,8 +102,6 @@ def stored_metadata(body):
         thread = store.thread("t")
         thread.save({"n": 1})
         engine = store._store._engine
-        from outlive.backend import Commit, commit
-
         run_now(
             commit(
                 engine.backend, Commit(ThreadKey.of("", "t"), metadata=CODEC.pack(body), metadata_version=0)

@@ -266,10 +266,16 @@ class _Awaited:
             return lambda *args, **options: _step(member, *args, **options)
 
         async def call(*args: Any, **options: Any) -> Any:
-            result = member(*(arg._inner if isinstance(arg, _Awaited) else arg for arg in args), **options)
+            named = {name: _inner(value) for name, value in options.items()}
+            result = member(*map(_inner, args), **named)
             return _Awaited(result) if isinstance(result, Thread | Run | Lock) else result
 
         return call
+
+
+def _inner(value: Any) -> Any:
+    # Since Python 3.12 a protocol does not see what __getattr__ passes on.
+    return value._inner if isinstance(value, _Awaited) else value
 
 
 def _step(step: Callable[..., Any], *args: Any, **options: Any) -> Any:

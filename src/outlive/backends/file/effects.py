@@ -103,9 +103,10 @@ def pack(fields: Sequence[Any]) -> bytes:
 
 
 def unpack(meta: bytes) -> Any:
-    version, is_escaped, fields = ormsgpack.unpackb(meta)
+    version, *rest = ormsgpack.unpackb(meta)
     if version > FORMAT:
         raise NewerFormat("a frame of a log", version, FORMAT)
+    is_escaped, fields = rest
     return _each_text(unescape, fields) if is_escaped else fields
 
 

@@ -138,7 +138,10 @@ begin
     end if;
     e.row_checksum := {schema}.entry_row_checksum_1(p_digest, e);
     s.delta := s.delta # e.row_checksum # e.until;
-    insert into {schema}.entry select e.*
+    insert into {schema}.entry values (
+        e.thread, e.name, e.tenant_digest, e.kind, e.key, e.status, e.epoch, e.fence, e.revision, e.until, e.clock,
+        e.checksum, e.row_checksum, e.body
+    )
         on conflict (thread, name) do update set
             tenant_digest = excluded.tenant_digest, kind = excluded.kind, key = excluded.key,
             status = excluded.status, epoch = excluded.epoch, fence = excluded.fence, revision = excluded.revision,

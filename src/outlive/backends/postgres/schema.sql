@@ -1,7 +1,8 @@
 -- outlive in PostgreSQL, version 1. {schema} is replaced by the quoted name of the schema.
 -- Times are microseconds since 1970. Names of up to 1,000 characters do not fit into an index: each
 -- has a column with its digest. Ids are escaped (no NUL, no lone surrogate) and compare by their
--- bytes.
+-- bytes. Every table has a primary key, which logical replication needs, and no index depends on the
+-- locale of the server.
 
 create table {schema}.store (
     one boolean primary key default true check (one),
@@ -78,9 +79,9 @@ create table {schema}.checkpoint (
     checksum bytea not null,                 -- over what the client wrote
     row_checksum bigint not null,            -- over checksum, epoch, seq, created_at, parent
     chunks bytea not null,                   -- names, 16 bytes each
-    body bytea not null
+    body bytea not null,
+    constraint checkpoint_name primary key (thread, name)
 );
-create unique index checkpoint_name on {schema}.checkpoint (thread, name);
 -- The space first, so that nobody takes this index to find a checkpoint by its name.
 create index checkpoint_order on {schema}.checkpoint (space, thread, epoch, seq);
 alter table {schema}.checkpoint alter body set storage external, alter chunks set storage external;
@@ -98,9 +99,9 @@ create table {schema}.chunk (
     thread bigint not null,
     name bytea not null,
     revision bigint not null,                -- of the commit that stored it last
-    data bytea not null                      -- compressed already
+    data bytea not null,                     -- compressed already
+    constraint chunk_name primary key (thread, name)
 );
-create unique index chunk_name on {schema}.chunk (thread, name);
 alter table {schema}.chunk alter data set storage external;
 
 -- A row with an empty checksum is the tally of its pair: `epoch` is the number of writes, `fence`
@@ -121,17 +122,17 @@ create table {schema}.write (
     checksum bytea not null,
     row_checksum bigint not null,            -- over checksum, epoch, fence, revision
     chunks bytea not null,
-    body bytea not null
+    body bytea not null,
+    constraint write_key primary key (thread, pair, task_digest, idx)
 );
-create unique index write_key on {schema}.write (thread, pair, task_digest, idx);
 
 create table {schema}.entry (
     thread bigint not null,
     name bytea not null,                     -- 1 (step_sum) or 0 (run_sum); digest of (kind, key)
     tenant_digest bytea not null,
-    kind text not null,
+    kind text collate "C" not null,
     key text collate "C" not null,
-    status text not null,
+    status text collate "C" not null,
     epoch bigint not null,
     fence bigint not null,
     revision bigint not null,
@@ -139,9 +140,9 @@ create table {schema}.entry (
     clock text not null,                     -- whose clock that is
     checksum bytea not null,                 -- over kind, key and body
     row_checksum bigint not null,            -- over all columns but the body and until, XOR until
-    body bytea not null
+    body bytea not null,
+    constraint entry_name primary key (thread, name)
 ) with (fillfactor = 60);                    -- room on the page: a renewed lease touches no index
-create unique index entry_name on {schema}.entry (thread, name);
 create index entry_listing on {schema}.entry (tenant_digest, kind, left(key, 400) collate "C");
 -- Without `until`: a renewed lease changes no index.
 create index entry_status on {schema}.entry (tenant_digest, kind, status, left(key, 400) collate "C");

@@ -213,11 +213,12 @@ class Identity:
 
 def _naming_key(packed: bytes) -> bytes:
     try:
-        format, buckets, key, check = ormsgpack.unpackb(packed)
+        format, *fields = ormsgpack.unpackb(packed)
+        if isinstance(format, int) and format > FORMAT:
+            raise NewerFormat("this store", format, FORMAT)
+        buckets, key, check = fields
     except (ValueError, TypeError) as error:
         raise Corrupt(_KEY_DAMAGED) from error
-    if isinstance(format, int) and format > FORMAT:
-        raise NewerFormat("this store", format, FORMAT)
     if check != checksum("naming key", buckets, key) or buckets != BUCKETS:
         raise Corrupt(_KEY_DAMAGED)
     return bytes(key)

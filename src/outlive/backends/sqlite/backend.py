@@ -113,7 +113,7 @@ class SQLiteBackend:
                     key = offered
                     if key:
                         row = (key, checksum("naming key", key))
-                        db.execute("insert into meta values('naming key', ?, ?)", row)
+                        db.execute("insert into meta(name, value, checksum) values('naming key', ?, ?)", row)
         return key
 
     def _naming_key(self, db: apsw.Connection) -> bytes | None:

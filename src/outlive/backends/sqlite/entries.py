@@ -22,6 +22,11 @@ _FIND = (
     f"select 0, {ENTRY} from entry where thread = ?1 and kind = ?2 and key = ?3 "
     f"union all select 1, status, checksum{', null' * 8} from entry_version where thread = ?1 and kind = ?2 and key = ?3"
 )
+# Every statement that stores names its columns: a later version may add others.
+_PUT = f"insert or replace into entry(thread, {ENTRY}) values(?{', ?' * len(ENTRY.split(', '))})"
+_PUT_VERSION = (
+    "insert or replace into entry_version(thread, kind, key, status, checksum) values(?, ?, ?, ?, ?)"
+)
 _BY_KEY = (RUN, READY, TIMER)  # kinds of which all entries of a store are in the order of their keys
 # Lists select by status: a damaged status would hide the entry.
 _DIFFERS = "(e.checksum is not v.checksum or e.status is not v.status)"
@@ -78,10 +83,8 @@ def put_entry(db: apsw.Connection, thread_key: int, entry: EntryRecord, stored: 
             "update entry_version set checksum = ? where thread = ? and kind = ? and key = ?", (check, *place)
         )
     else:
-        db.execute(
-            "insert or replace into entry values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*place, *fields, check)
-        )
-        db.execute("insert or replace into entry_version values(?, ?, ?, ?, ?)", (*place, status, check))
+        db.execute(_PUT, (*place, *fields, check))
+        db.execute(_PUT_VERSION, (*place, status, check))
     return StoredEntry(entry, status)
 
 

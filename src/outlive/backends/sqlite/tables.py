@@ -101,7 +101,10 @@ PUT_CHECKPOINT = (
     f"insert into checkpoint(thread, {CHECKPOINT}) values(?{', ?' * len(CHECKPOINT.split(', '))})"
 )
 PUT_WRITE = f"insert into write(thread, {WRITE}) values(?{', ?' * len(WRITE.split(', '))})"
-PUT_TALLY = "insert or replace into tally values(?, ?, ?, ?, ?, ?)"
+PUT_TALLY = "insert or replace into tally(thread, namespace, checkpoint, writes, sum, checksum) values(?, ?, ?, ?, ?, ?)"
+PUT_HEAD = (
+    f"insert or replace into head(digest, namespace, {HEAD}) values(?, ?{', ?' * len(HeadColumns._fields)})"
+)
 # The tables with the rows of a thread.
 TABLES = ("checkpoint", "checkpoint_version", "chunk", "write", "tally", "entry", "entry_version")
 GONE = bytes(16)  # in place of the name of a chunk that is not there

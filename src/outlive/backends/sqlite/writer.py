@@ -16,6 +16,7 @@ from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
 from outlive.backends.sqlite.tables import (
     PUT_CHECKPOINT,
+    PUT_HEAD,
     PUT_TALLY,
     PUT_WRITE,
     RECENT_US,
@@ -34,6 +35,7 @@ from outlive.backends.sqlite.tables import (
 from outlive.backends.sqlite.view import SQLiteView
 from outlive.errors import StaleBase
 
+_PUT_VERSION = "insert or replace into checkpoint_version(thread, namespace, id, checksum) values(?, ?, ?, ?)"
 _LISTING_ENTRY = f"select 1 from entry where thread = ? and kind in {LISTING} limit 1"
 
 
@@ -177,7 +179,7 @@ class Writer:
         )
         if is_listed != view.is_listed:
             statement = (
-                "insert or replace into roster values(?, ?)"
+                "insert or replace into roster(tenant, id) values(?, ?)"
                 if is_listed
                 else "delete from roster where tenant = ? and id = ?"
             )
@@ -235,8 +237,7 @@ class Writer:
         row = checkpoint_row(self._view.key, record, self._chunk_keys(record.chunks))
         self._db.execute(PUT_CHECKPOINT, row)
         if old is not None:
-            version = "insert or replace into checkpoint_version values(?, ?, ?, ?)"
-            self._db.execute(version, (*row[:3], row[-1]))
+            self._db.execute(_PUT_VERSION, (*row[:3], row[-1]))
         self._last[record.namespace] = (*record.order, row[-1])
         self._count += 1
         self._stored += len(record.body)
@@ -286,9 +287,7 @@ class Writer:
             self._db.execute("delete from head where digest = ? and namespace = ?", (digest, name))
             return
         row = HeadColumns(*head, checksum(digest, name, *head))
-        self._db.execute(
-            "insert or replace into head values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (digest, name, *row)
-        )
+        self._db.execute(PUT_HEAD, (digest, name, *row))
         if namespace == "":
             self._root = row
 
