@@ -369,17 +369,20 @@ class AsyncStore(AsyncContext):
         events:        also what `run.wait` waits for
         """
         from outlive.runs.questions import check_status, find_questions
+        from outlive.runs.store_clock import store_now
 
         place = None if thread is None else self._key(thread)
         agent = None if agent is None else check_text("agent", agent)
-        age_s = 0.0 if older_than_s is None else check_seconds("older_than_s", older_than_s, 0)
-        latest = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=age_s)
+        latest = None
+        if older_than_s is not None:
+            age_s = check_seconds("older_than_s", older_than_s, 0)
+            latest = await store_now(self._engine) - int(age_s * 1e6)  # questions have its time
         async for question in find_questions(
             self._engine, self._settings.tenant, status=check_status(status), thread=place, events=events
         ):
             if agent is not None and question.agent != agent:
                 continue
-            if older_than_s is None or (question.asked_at is not None and question.asked_at <= latest):
+            if latest is None or (question.asked_at is not None and micros(question.asked_at) <= latest):
                 yield question
 
     async def _give_back(self, run_id: str, thread: str) -> RunInfo:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
+import time
 
 import pytest
 
 import outlive
+from outlive.backends.redis.exchanges import Exchanges
 from outlive.errors import HeadMoved, StoreError
+from outlive.runtime.runtime import Deadline
 from outlive.testing.patience import PATIENCE_S
 from rig.proxy import FaultProxy
 
@@ -56,6 +60,55 @@ def test_saves_of_one_moment_share_one_exchange(proxy, valkey_url):
             # The first alone, then all others. On a slow machine the proxy meets them in pieces.
             assert proxy.round_trips - before <= CROWD // 4
             assert await histories(threads) == [[0, 1]] * CROWD
+
+    asyncio.run(main())
+
+
+def test_enough_saves_leave_before_the_turn_of_the_loop_ends(valkey_server, valkey_url):
+    def scripts_run():
+        return int(re.search(rb"cmdstat_evalsha:calls=(\d+)", valkey_server.call("INFO", "commandstats"))[1])
+
+    async def main():
+        async with crowded(valkey_url) as threads:
+            await save_all(threads)  # there is a connection for the group now
+            before = scripts_run()
+            saves = [asyncio.create_task(thread.save({"n": 2})) for thread in threads]
+
+            async def block_the_loop():
+                until = time.monotonic() + PATIENCE_S
+                while scripts_run() - before < 17 and time.monotonic() < until:  # the lone one, and a group
+                    time.sleep(0.01)
+                return scripts_run() - before
+
+            assert await asyncio.create_task(block_the_loop()) >= 17
+            await asyncio.gather(*saves)
+            assert await histories(threads) == [[0, 1, 2]] * CROWD
+
+    asyncio.run(main())
+
+
+def test_a_group_whose_task_never_ran_gives_its_connection_up():
+    class Begun:
+        is_abandoned = False
+
+        def abandon(self):
+            self.is_abandoned = True
+
+    begun = Begun()
+
+    async def send(group, deadline, begun):
+        raise AssertionError("its task was cancelled before it began")
+
+    async def main():
+        exchanges = Exchanges(lambda group: begun, send, 4)
+        calls = [asyncio.create_task(exchanges.call(("PING",), Deadline(PATIENCE_S))) for _ in range(16)]
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+        await asyncio.sleep(0)
+        assert begun.is_abandoned
 
     asyncio.run(main())
 

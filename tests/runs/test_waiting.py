@@ -846,3 +846,14 @@ def test_no_step_begins_while_another_branch_suspends_the_run(store):
         branch(run)
         assert run.ask("ok?") is True
     assert calls == [1]
+
+
+def test_the_age_of_a_question_counts_by_the_clock_of_the_store(store, monkeypatch):
+    async def an_hour_ahead(engine):
+        return 3_600_000_000
+
+    monkeypatch.setattr("outlive.runs.store_clock._measure", an_hour_ahead)
+    with store.run("t", run_id="r") as run:
+        run.ask("ok?")
+    assert [question.name for question in store.questions(older_than_s=0)] == ["ok?"]
+    assert list(store.questions(older_than_s=600)) == []

@@ -73,6 +73,7 @@ from outlive.backends.postgres.save import (
     is_light,
     may_be_grouped,
     parameters,
+    put_one_parameters,
     put_parameters,
     put_receipt,
     receipt,
@@ -350,8 +351,15 @@ class PostgresBackend:
                 member.settle(None)
             return
         try:
-            commits, voids = [member.commit for member in group], [member.void for member in group]
-            answer = await connection.query(self._sql.put, put_parameters(commits, voids, deadline), deadline)
+            if len(group) == 1:
+                statement, values = (
+                    self._sql.put_one,
+                    put_one_parameters(group[0].commit, group[0].void, deadline),
+                )
+            else:
+                commits, voids = [member.commit for member in group], [member.void for member in group]
+                statement, values = self._sql.put, put_parameters(commits, voids, deadline)
+            answer = await connection.query(statement, values, deadline)
         except AttemptFailed as failed:
             if not failed.sent:
                 for member in group:
@@ -644,7 +652,7 @@ async def _result(work: Awaitable[Receipt]) -> Receipt | OutliveError:
 def first_statements(schema: str) -> tuple[str, ...]:
     """Return what every connection prepares at once: a first save or load takes one round trip."""
     sql = statements(quoted(schema))
-    return sql.save, sql.put, sql.read_head
+    return sql.save, sql.put_one, sql.put, sql.read_head
 
 
 def _check(answer: list[list[bytes | None]], thread: str) -> None:

@@ -299,7 +299,8 @@ begin
             exit;
         end if;
         if p_shared is not null then  -- a standby that took over may lack what the client saw
-            select count(*) into v_found from generate_series(1, octet_length(p_shared), 16) n
+            -- A length in a subquery: the planner does not know it, and keeps one plan for all saves.
+            select count(*) into v_found from generate_series(1, (select octet_length(p_shared)), 16) n
                 cross join lateral (
                     select 1 from {schema}.chunk k where k.thread = t.key and k.name = substr(p_shared, n, 16) limit 1
                 ) k;
@@ -655,6 +656,164 @@ begin
     select t.generation, case when d.number is not null then t.revision end, t.epoch, v_now,
         d.kept_statuses, d.kept_bodies
     from c left join t on t.number = c.number left join d on d.number = c.number order by c.number;
+end
+$outlive$;
+
+-- The same for one commit, by plain statements: the plan of put_1 costs more than what it does for one.
+-- Of each entry there are four texts (kind, key, status, clock), three blobs (name, checksum, body) and
+-- ten numbers (epoch, fence, revision, until, lease, expected epoch, fence and revision, whether its
+-- lease must have expired, whether it goes). No lease and no expectation are -1.
+create function {schema}.put_one_1(
+    p_wait text, p_digest bytea, p_tenant_digest bytea, p_tenant text, p_thread text, p_new bigint,
+    p_token bytea, p_void bytea, p_epoch bigint, p_fence_name bytea, p_fence_epoch bigint, p_fence bigint,
+    p_begins boolean, p_wakes boolean, p_texts text[], p_blobs bytea[], p_numbers bigint[],
+    out generation bigint, out revision bigint, out epoch bigint, out now_us bigint,
+    out kept_statuses text[], out kept_bodies bytea[]
+) language plpgsql as $outlive$
+declare
+    t {schema}.thread;
+    e {schema}.entry;
+    v_old {schema}.entry[];
+    v_is_new boolean;
+    v_is_there boolean;
+    v_is_fenced boolean := p_fence_name is null;
+    v_sum bigint;
+begin
+    -- 1. Lock the thread's row, or enter a new thread into the roster.
+    perform set_config('lock_timeout', p_wait, true);
+    select y.* into t from {schema}.thread y where y.digest = p_digest for update;
+    v_is_new := not found;
+    now_us := {schema}.now_us_1();
+    if v_is_new then
+        if not p_begins then
+            return;
+        end if;
+        insert into {schema}.roster as y (digest, tenant_digest, tenant, id)
+            values (p_digest, p_tenant_digest, p_tenant, p_thread)
+            on conflict (digest) do nothing returning y.key, p_new, 0, 0, 0, 0, ''
+            into t.key, t.generation, t.revision, t.epoch, t.run_sum, t.step_sum, t.tokens;
+        if not found then
+            return;
+        end if;
+    elsif t.row_checksum <> {schema}.thread_row_checksum_1(t) or position(p_token in t.tokens) > 0 or p_epoch < t.epoch
+    then
+        return;
+    end if;
+    -- 2. Check what the commit expects. The entry of its fence is most often one that it renews.
+    for i in 1 .. case when v_is_new then 0 else cardinality(p_blobs) / 3 end loop
+        if p_numbers[10 * i - 1] = 1 then  -- a renewal locks no thread: wait for it
+            perform 1 from {schema}.entry y where y.thread = t.key and y.name = p_blobs[3 * i - 2] for update;
+        end if;
+        select y.* into e from {schema}.entry y where y.thread = t.key and y.name = p_blobs[3 * i - 2];
+        v_old[i] := e;
+        if not found then
+            if p_numbers[10 * i - 4] > 0 or p_numbers[10 * i - 3] > 0 or p_numbers[10 * i - 2] > 0 then
+                return;
+            end if;
+        elsif p_numbers[10 * i] = 1 or e.status is distinct from p_texts[4 * i - 1] or e.body is distinct from p_blobs[3 * i]
+            or (e.epoch, e.fence, e.revision)
+                is distinct from (p_numbers[10 * i - 9], p_numbers[10 * i - 8], p_numbers[10 * i - 7])
+        then
+            if p_numbers[10 * i - 8] <> -1 and p_numbers[10 * i] = 0
+                and (p_numbers[10 * i - 9], p_numbers[10 * i - 8], p_numbers[10 * i - 7]) < (e.epoch, e.fence, e.revision)
+                or p_numbers[10 * i - 4] <> -1
+                and (p_numbers[10 * i - 4], p_numbers[10 * i - 3], p_numbers[10 * i - 2]) <> (e.epoch, e.fence, e.revision)
+                or p_numbers[10 * i - 1] = 1 and e.clock in ('postgresql', 'wall') and e.until > now_us
+            then
+                return;
+            end if;
+        end if;
+        v_is_fenced := v_is_fenced or e.name = p_fence_name and e.status = 'running'
+            and e.epoch = p_fence_epoch and e.fence = p_fence;
+    end loop;
+    if not coalesce(v_is_fenced, false) then
+        perform 1 from {schema}.entry y where y.thread = t.key and y.name = p_fence_name
+            and y.epoch = p_fence_epoch and y.fence = p_fence and y.status = 'running';
+        if not found then
+            return;
+        end if;
+    end if;
+    -- 3. Store the entries. Nothing refuses from here on.
+    generation := t.generation;
+    revision := t.revision + 1;
+    epoch := greatest(t.epoch, p_epoch);
+    for i in 1 .. cardinality(p_blobs) / 3 loop
+        e := v_old[i];
+        v_is_there := e.thread is not null;
+        v_sum := coalesce(e.row_checksum # e.until, 0);
+        e.thread := t.key;
+        e.tenant_digest := p_tenant_digest;
+        e.kind := p_texts[4 * i - 3];
+        e.key := p_texts[4 * i - 2];
+        e.name := p_blobs[3 * i - 2];
+        e.epoch := p_numbers[10 * i - 9];
+        e.fence := case p_numbers[10 * i - 8] when -1 then revision else p_numbers[10 * i - 8] end;
+        e.revision := p_numbers[10 * i - 7];
+        if p_numbers[10 * i - 5] = -1 then
+            e.until := p_numbers[10 * i - 6];
+            e.clock := p_texts[4 * i];
+        else
+            e.until := now_us + p_numbers[10 * i - 5];
+            e.clock := case p_texts[4 * i] when 'wall' then 'wall' else 'postgresql' end;
+        end if;
+        if p_blobs[3 * i] is null then
+            e.status := coalesce(nullif(p_texts[4 * i - 1], ''), e.status, '');
+            e.checksum := coalesce(e.checksum, p_blobs[3 * i - 1]);
+            e.body := coalesce(e.body, '');
+            kept_statuses := kept_statuses || e.status;
+            kept_bodies := kept_bodies || e.body;
+        else
+            e.status := p_texts[4 * i - 1];
+            e.checksum := p_blobs[3 * i - 1];
+            e.body := p_blobs[3 * i];
+        end if;
+        if p_numbers[10 * i] = 1 then
+            delete from {schema}.entry y where y.thread = e.thread and y.name = e.name;
+        else
+            e.row_checksum := {schema}.entry_row_checksum_1(p_digest, e);
+            v_sum := v_sum # e.row_checksum # e.until;
+            if v_is_there then
+                update {schema}.entry y set
+                    tenant_digest = e.tenant_digest, kind = e.kind, key = e.key, status = e.status, epoch = e.epoch,
+                    fence = e.fence, revision = e.revision, until = e.until, clock = e.clock, checksum = e.checksum,
+                    row_checksum = e.row_checksum, body = e.body
+                    where y.thread = e.thread and y.name = e.name;
+            else
+                insert into {schema}.entry select e.*;
+            end if;
+        end if;
+        if get_byte(e.name, 0) = 1 then
+            t.step_sum := t.step_sum # v_sum;
+        else
+            t.run_sum := t.run_sum # v_sum;
+        end if;
+    end loop;
+    if p_wakes then
+        perform pg_notify({schema}.channel_1(p_tenant_digest), '');
+    end if;
+    -- 4. The thread's row at last: its sums and checksum vouch for all other rows.
+    t.revision := revision;
+    t.epoch := epoch;
+    t.updated_at := now_us;
+    t.tokens := substr(p_token || p_void || t.tokens, 1, 64);
+    if v_is_new then
+        insert into {schema}.thread (
+            key, digest, tenant_digest, tenant, id, generation, revision, epoch, created_at, updated_at,
+            run_sum, step_sum, tokens, row_checksum
+        ) values (
+            t.key, p_digest, p_tenant_digest, p_tenant, p_thread, t.generation, t.revision, t.epoch, now_us, now_us,
+            t.run_sum, t.step_sum, t.tokens, {schema}.row_checksum_1(
+                p_digest || t.tokens,
+                t.key || ' ' || t.generation || ' ' || t.revision || ' ' || t.epoch || ' 0 0 0 0 ' || now_us || ' '
+                    || now_us || ' 0 0 0 0 ' || t.run_sum || ' ' || t.step_sum
+            )
+        );
+    else
+        update {schema}.thread y set
+            revision = t.revision, epoch = t.epoch, updated_at = t.updated_at, run_sum = t.run_sum,
+            step_sum = t.step_sum, tokens = t.tokens, row_checksum = {schema}.thread_row_checksum_1(t)
+            where y.key = t.key;
+    end if;
 end
 $outlive$;
 

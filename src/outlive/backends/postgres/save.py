@@ -149,6 +149,39 @@ def put_parameters(commits: Sequence[Commit], voids: Sequence[bytes], deadline: 
     ]
 
 
+def put_one_parameters(commit: Commit, void: bytes, deadline: Deadline) -> list[Parameter]:
+    """Return the parameters of put_one_1, in its order."""
+    thread, fence = commit.thread, commit.fence
+    return [
+        b"%d" % min(_GROUP_LOCK_MS, lock_ms(deadline)),
+        *thread_parameters(thread),
+        number(new_generation()),
+        commit.token,
+        void,
+        number(commit.epoch),
+        None if fence is None else entry_name(fence.kind, fence.key),
+        None if fence is None else number(fence.epoch),
+        None if fence is None else number(fence.number),
+        flag(_may_begin(commit)),
+        flag(wakes(commit.entries)),
+        *_put_one_entries(commit.entries),
+    ]
+
+
+def _put_one_entries(entries: Sequence[EntryRecord]) -> list[Parameter]:
+    names: list[str] = []
+    data: list[bytes | None] = []
+    counts: list[int] = []
+    for entry in entries:
+        names += entry.kind, entry.key, entry.status, entry.clock
+        data += entry_name(entry.kind, entry.key), entry_checksum(entry), entry.body
+        counts += entry.epoch, entry.fence, entry.revision, entry.until
+        counts.append(-1 if entry.lease_s is None else lease_us(entry.lease_s))
+        counts += entry.expect or (-1, -1, -1)
+        counts += entry.expect_lapsed, entry.gone
+    return [texts(names), blobs(data), numbers(counts)]
+
+
 def _may_begin(commit: Commit) -> bool:
     """Tell whether a commit can be done in a thread that does not exist."""
     return commit.fence is None and all(entry.expect in (None, ABSENT) for entry in commit.entries)
@@ -179,7 +212,7 @@ def _put_entries(commits: Sequence[Commit]) -> list[Parameter]:
 
 
 def put_receipt(commit: Commit, cells: Cells) -> Receipt:
-    """Return the receipt of a commit that put_1 has done."""
+    """Return the receipt of a commit that put_1 or put_one_1 has done."""
     generation, revision, _, now = (to_number(cell) for cell in cells[:4])
     kept = zip(to_blobs(cells[4]), to_blobs(cells[5]), strict=True)
     entries = []

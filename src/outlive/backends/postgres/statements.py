@@ -12,6 +12,7 @@ VERSION = 1  # of the tables
 
 _ARGUMENTS = ", ".join(f"${index}" for index in range(1, 43))  # of save_1
 _ARGUMENTS_OF_PUT = ", ".join(f"${index}" for index in range(1, 33))
+_ARGUMENTS_OF_PUT_ONE = ", ".join(f"${index}" for index in range(1, 18))
 # The newest record of a namespace: its position by the index alone, whatever the planner knows of the
 # table; then, of records that have the same position because stores were merged, the one with the
 # greatest id.
@@ -404,6 +405,7 @@ class Statements:
 
     save: str
     put: str
+    put_one: str
     renew: str
     reserve: str
     share: str
@@ -457,6 +459,7 @@ def statements(schema: str) -> Statements:
     return Statements(
         save=f"select * from {schema}.save_1({_ARGUMENTS})",
         put=f"select * from {schema}.put_1({_ARGUMENTS_OF_PUT})",
+        put_one=f"select * from {schema}.put_one_1({_ARGUMENTS_OF_PUT_ONE})",
         renew=of(_RENEW),
         reserve=of(_RESERVE),
         share=f"select {schema}.share_1($1, $2, $3, $4, $5, $6, $7, $8)",

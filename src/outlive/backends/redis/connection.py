@@ -146,10 +146,22 @@ class Connection:
         await self.exchange(data, [replies.append] * len(commands), deadline)
         return replies
 
-    async def exchange(self, data: bytes, answers: Sequence[Answer], deadline: Deadline) -> None:
-        """Send packed commands, and hand the reply of each over as soon as it is there."""
+    def send_now(self, data: bytes) -> int:
+        """Send what the socket takes at once, and return how many bytes that is; `exchange` sends the rest."""
+        try:
+            return self._socket.send(data[:_SEND_BYTES])
+        except OSError:  # not now, or not any more: then `exchange` says why
+            return 0
+
+    async def exchange(
+        self, data: bytes, answers: Sequence[Answer], deadline: Deadline, *, sent: int = 0
+    ) -> None:
+        """Send packed commands, and hand the reply of each over as soon as it is there.
+
+        `sent`: how many bytes of them were sent before.
+        """
         with self._closing_on_failure(sent=True):
-            await self._send(data, deadline)
+            await self._send(data, deadline, sent)
             for answer in answers:
                 reply = await self._next_reply(deadline)
                 if isinstance(reply, ErrorReply) and reply.is_refused_connection:
@@ -238,9 +250,9 @@ class Connection:
             await self._receive(deadline)
         return reply
 
-    async def _send(self, data: bytes, deadline: Deadline) -> None:
+    async def _send(self, data: bytes, deadline: Deadline, sent: int = 0) -> None:
         """Send piece by piece: a slow connection that makes progress is not given up."""
-        rest = memoryview(data)
+        rest = memoryview(data)[sent:]
         while rest:
             send = functools.partial(self._socket.send, rest[:_SEND_BYTES])
             count = await self._until_ready(send, WRITE, deadline)

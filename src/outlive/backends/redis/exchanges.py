@@ -1,8 +1,9 @@
 """Commits of one turn of the event loop, sent over one connection.
 
 A lone call is sent at once by its own task. Those that come while it waits for its answer are
-gathered until the end of the turn, and a task sends them together. Each has its answer as soon as it
-arrives, and its own deadline. A caller that is cancelled takes no other along: the answer is read
+gathered until the end of the turn, or until they are enough: then they leave in the middle of the
+turn, so that the server works while this process prepares the next ones. A task waits for their
+answers. Each call has its answer as soon as it arrives, and its own deadline. A caller that is cancelled takes no other along: the answer is read
 and dropped. When the connection breaks, each call that has no answer is tried again by itself.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import hiredis
 
@@ -20,6 +21,7 @@ from outlive.backends.server.attempts import AttemptFailed, Deadline
 
 _MOST = 4  # groups on their way to one server; what comes then waits, and makes the next one larger
 _MAX_CALLS, _MAX_BYTES = 256, 1 << 18  # of one group
+_ENOUGH = 16  # calls that do not wait for the end of the turn
 
 
 class Member:
@@ -63,13 +65,25 @@ class Latest(Deadline):
                 member.deadline.note_progress()
 
 
-Send = Callable[[Sequence[Member], Deadline], Awaitable[None]]  # answers each, or raises why it did not
+class Begun(Protocol):
+    """A group whose first bytes are sent."""
+
+    def abandon(self) -> None:
+        """Close its connection, unless the rest was sent."""
+        ...
 
 
-class Exchanges:
+B = TypeVar("B", bound=Begun)
+Begin = Callable[[Sequence[Member]], B | None]  # sends what can be sent at once
+# Sends the rest and answers each call, or raises why it did not.
+Send = Callable[[Sequence[Member], Deadline, B | None], Awaitable[None]]
+
+
+class Exchanges(Generic[B]):
     """The calls of one event loop to one server that may share a connection."""
 
-    def __init__(self, send: Send, pool_size: int) -> None:
+    def __init__(self, begin: Begin[B], send: Send[B], pool_size: int) -> None:
+        self._begin = begin
         self._send = send
         self._free = min(_MOST, pool_size)
         self._queue: list[Member] = []
@@ -97,7 +111,10 @@ class Exchanges:
         loop = asyncio.get_running_loop()
         member = Member(command, deadline, loop)
         self._queue.append(member)
-        self._schedule(loop)
+        if len(self._queue) >= _ENOUGH and self._free:
+            self._launch(loop, self._next())
+        else:
+            self._schedule(loop)
         self._watch(loop, deadline.remaining_s())
         try:
             return await member.future
@@ -114,12 +131,16 @@ class Exchanges:
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_scheduled = False
-        if group := self._next():
-            self._free -= 1
-            task = loop.create_task(self._work(group), name="outlive-redis-group")
-            self._tasks.add(task)
-            task.add_done_callback(lambda done: self._end(done, loop))
+        if self._free and (group := self._next()):
+            self._launch(loop, group)
             self._schedule(loop)  # if the group was full
+
+    def _launch(self, loop: asyncio.AbstractEventLoop, group: Sequence[Member]) -> None:
+        self._free -= 1
+        begun = self._begin(group)
+        task = loop.create_task(self._work(group, begun), name="outlive-redis-group")
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._end(done, loop, begun))
 
     def _next(self) -> list[Member]:
         count, size = 0, 0
@@ -132,11 +153,11 @@ class Exchanges:
         group, self._queue = self._queue[:count], self._queue[count:]
         return group
 
-    async def _work(self, group: Sequence[Member]) -> None:
+    async def _work(self, group: Sequence[Member], begun: B | None) -> None:
         self._sent.update(group)
         error: Exception = AttemptFailed("the exchange was cancelled", sent=True)
         try:
-            await self._send(group, Latest(group))
+            await self._send(group, Latest(group), begun)
         except Exception as failed:  # noqa: BLE001  # raised by the tasks that wait
             error = failed
         finally:
@@ -144,8 +165,10 @@ class Exchanges:
             for member in group:
                 member.fail(error)
 
-    def _end(self, task: asyncio.Task[None], loop: asyncio.AbstractEventLoop) -> None:
+    def _end(self, task: asyncio.Task[None], loop: asyncio.AbstractEventLoop, begun: B | None) -> None:
         self._tasks.discard(task)
+        if begun is not None:
+            begun.abandon()  # the task was cancelled before it began
         self._free += 1
         if not loop.is_closed():
             self._schedule(loop)

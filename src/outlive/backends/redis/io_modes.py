@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from outlive.backends.server.sockets import wait_blocking, wait_suspended
-from outlive.runtime.runtime import Deadline
+from outlive.runtime.runtime import Deadline, run_now
 
 T = TypeVar("T")
 
@@ -55,10 +55,14 @@ class _ThreadLimiter:
 
     async def enter(self, deadline: Deadline) -> bool:
         """Wait for a turn. Returns False when the deadline comes first."""
-        if self._semaphore.acquire(blocking=False):
+        if self.try_enter():
             return True
         left_s = deadline.remaining_s()
         return self._semaphore.acquire(timeout=None if left_s == float("inf") else left_s)
+
+    def try_enter(self) -> bool:
+        """Take a turn if one is free."""
+        return self._semaphore.acquire(blocking=False)
 
     def leave(self) -> None:
         self._semaphore.release()
@@ -96,9 +100,13 @@ class _TaskLimiter:
     def __init__(self, size: int) -> None:
         self._semaphore = asyncio.Semaphore(size)
 
+    def try_enter(self) -> bool:
+        """Take a turn if one is free."""
+        return not self._semaphore.locked() and run_now(self._semaphore.acquire())
+
     async def enter(self, deadline: Deadline) -> bool:
-        if not self._semaphore.locked():
-            return await self._semaphore.acquire()
+        if self.try_enter():
+            return True
         left_s = deadline.remaining_s()
         try:
             async with asyncio.timeout(None if left_s == float("inf") else left_s):

@@ -29,12 +29,35 @@ T = TypeVar("T")
 _ASK_S = 5.0  # for one Sentinel or node to say what it knows
 
 
+class _Begun:
+    """A group of calls whose first bytes are sent over a connection of the pool."""
+
+    __slots__ = ("_connection", "_limiter", "sent")
+
+    def __init__(self, connection: Connection, limiter: Limiter, sent: int) -> None:
+        self._connection: Connection | None = connection
+        self._limiter = limiter
+        self.sent = sent
+
+    def take(self) -> Connection:
+        """Return the connection: the caller has its turn from now on."""
+        connection, self._connection = self._connection, None
+        assert connection is not None
+        return connection
+
+    def abandon(self) -> None:
+        """Close the connection, unless somebody took it."""
+        if self._connection is not None:
+            self.take().close()
+            self._limiter.leave()
+
+
 @dataclass(slots=True)
 class _Idle:
     """The idle connections of one process and event loop."""
 
     limiter: Limiter
-    exchanges: Exchanges
+    exchanges: Exchanges[_Begun]
     connections: list[Connection] = field(default_factory=list)
 
     def pop(self) -> Connection | None:
@@ -69,19 +92,33 @@ class Pool:
                 return (await self.call([command], deadline))[0]
         return await exchanges.call(command, deadline)
 
-    async def _send_group(self, group: Sequence[Member], deadline: Deadline) -> None:
-        data = b"".join([member.data for member in group])
-        answers = [member.answer for member in group]
-        await self._use(lambda connection: connection.exchange(data, answers, deadline), deadline)
+    def _begin_group(self, group: Sequence[Member]) -> _Begun | None:
+        """Send what can be sent at once, if a connection is free: the server need not wait for the loop."""
+        idle = self._own()
+        if not idle.connections or not idle.limiter.try_enter():
+            return None
+        connection = idle.connections.pop()
+        return _Begun(connection, idle.limiter, connection.send_now(_joined(group)))
 
-    async def _use(self, work: Callable[[Connection], Awaitable[T]], deadline: Deadline) -> T:
+    async def _send_group(self, group: Sequence[Member], deadline: Deadline, begun: _Begun | None) -> None:
+        answers, sent = [member.answer for member in group], begun.sent if begun is not None else 0
+        await self._use(
+            lambda connection: connection.exchange(_joined(group), answers, deadline, sent=sent),
+            deadline,
+            begun,
+        )
+
+    async def _use(
+        self, work: Callable[[Connection], Awaitable[T]], deadline: Deadline, begun: _Begun | None = None
+    ) -> T:
         """Do something with a connection of the pool, as soon as one is free."""
         idle = self._own()
-        if not await idle.limiter.enter(deadline):
+        taken = begun.take() if begun is not None else None
+        if taken is None and not await idle.limiter.enter(deadline):
             reason = f"all {self._settings.pool_size} connections were in use; raise pool_size"
             raise AttemptFailed(reason, sent=False, busy=True)
         try:
-            connection = idle.pop() or await Connection.open(self._settings, self._io_mode, deadline)
+            connection = taken or idle.pop() or await Connection.open(self._settings, self._io_mode, deadline)
             try:
                 result = await work(connection)
             except AttemptFailed:
@@ -108,7 +145,7 @@ class Pool:
         if idle is None:
             self._close(lambda other: other != owner and self._io_mode.is_gone(other))
             size = self._settings.pool_size
-            fresh = _Idle(self._io_mode.limiter(size), Exchanges(self._send_group, size))
+            fresh = _Idle(self._io_mode.limiter(size), Exchanges(self._begin_group, self._send_group, size))
             idle = self._idle.setdefault(owner, fresh)
         return idle
 
@@ -120,6 +157,10 @@ class Pool:
         for owner in list(self._idle):
             if is_over(owner) and (idle := self._idle.pop(owner, None)) is not None:
                 idle.close_all()
+
+
+def _joined(group: Sequence[Member]) -> bytes:
+    return b"".join([member.data for member in group])
 
 
 class Single:
