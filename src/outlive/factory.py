@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast
 
 from outlive.arguments import check_choice, check_count, check_durability, check_flag, check_timeout
 from outlive.backend import RESERVED, Backend, escape
-from outlive.backends.local.sync_local import SharedSyncLocal
+from outlive.backends.local.sync_local import SharedSyncLocal, SyncLocal
 from outlive.backends.server.urls import BackendFactory
 from outlive.errors import BadArgument, BadURL, KeyMissing, StoreMissing
 from outlive.events import EventSink, Watcher
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from outlive.layers.replication.layer import Replicate
     from outlive.layers.replication.options import Replication
     from outlive.retention.policy import Retain
+    from outlive.runtime.loop import Home
     from outlive.urls import Location
 
 DEFAULT_CACHE_BYTES = 64 << 20
@@ -366,6 +367,38 @@ def _sync_sibling(primary: Backend, secondary: Backend | None, target: StoreConf
         other = same(secondary, target.secondary)
     first, target = same(primary, target.served), replace(target, retain=None)
     return AsyncStore(*run_now(_build(first, other, target, SyncRuntime(), None)))
+
+
+def async_sibling(store: AsyncStore) -> AsyncStore | None:
+    """Return an async store on an open sync one, with the same cache; None where that needs other connections.
+
+    It works in the event loop that calls it, knows nothing of retention and of delayed saves, and ends with
+    the sync store, which alone closes the backend.
+    """
+    from outlive.runtime.loop import AsyncRuntime
+
+    engine, runtime = store._engine, AsyncRuntime()
+    backend = _on_loop(engine.backend, runtime.home)
+    if backend is None or store._durability != "sync" or store._sweeper is not None:
+        return None
+    beside = Engine(
+        backend, engine.codec, engine.namer, engine.cache, runtime, events=engine.events, timeout_s=engine.timeout_s
+    )  # fmt: skip
+    return AsyncStore(beside, store._settings)
+
+
+def _on_loop(backend: Backend, home: Home) -> Backend | None:
+    """Return a backend of a sync store as an event loop can use it; None for a server's and for a pair."""
+    from outlive.backends.local.async_local import SharedAsyncLocal
+    from outlive.layers.encryption.layer import Encrypted
+    from outlive.runtime.loop import Homed
+
+    if isinstance(backend, Encrypted):
+        inner = _on_loop(backend.inner, home)
+        return None if inner is None else cast(Backend, Encrypted(inner, backend.ring))
+    if isinstance(backend, SyncLocal):
+        return cast(Backend, Homed(SharedAsyncLocal(backend.local, backend.is_closed), home))
+    return None
 
 
 async def _build(

@@ -674,6 +674,9 @@ def test_wrong_arguments_say_what_to_do(folder):
     with outlive.open("memory:") as store:
         with pytest.raises(BadArgument, match="thread_id"):
             run(agent, "go", thread_id="t", store=store, session=OutliveSession("t", store))
+        with pytest.raises(BadArgument, match="conversation_id"):
+            run(agent, "go", thread_id="t", store=store, run_id="r", conversation_id="c")
+        assert store.find_run("r") is None
         with store.run("t") as plain, pytest.raises(BadArgument, match="not started by this adapter"):
             resume(agent, plain)
         with pytest.raises(BadArgument, match="OutliveSession takes"):

@@ -75,10 +75,6 @@ class Home:
         stay = self._stay
         return stay if stay.loop is asyncio.get_running_loop() else self._move()
 
-    def is_free(self) -> bool:
-        """Tell whether the running loop can use the store: no other loop has it now."""
-        return self._stay.loop is asyncio.get_running_loop() or self._stay.is_over()
-
     def _move(self) -> Stay:
         with self._lock:
             if not self._stay.is_over():
@@ -218,6 +214,13 @@ class _LoopMutex:
             self._lock.release()
 
 
+def _ended(task: asyncio.Task[Any]) -> asyncio.Future[None]:
+    """Return what ends with a task, and can be cancelled alone. (`asyncio.wait` costs more than a short task.)"""
+    ended: asyncio.Future[None] = task.get_loop().create_future()
+    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
+    return ended
+
+
 def _take_over(context: contextvars.Context) -> None:
     """Set the context variables that work in another task has set."""
     for variable, value in context.items():
@@ -274,7 +277,7 @@ class AsyncRuntime(SyncRuntime):
         task = asyncio.get_running_loop().create_task(work, context=context)
         while not task.done():
             try:
-                await asyncio.wait([task])
+                await _ended(task)
             except asyncio.CancelledError as error:
                 cancellation = error
         _take_over(context)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ import outlive
 from outlive.adapters.common.current import working_on
 from outlive.adapters.common.home import StoreHome
 from outlive.adapters.common.thread_list import ThreadList
+from outlive.backends.local.async_local import AsyncLocal
 from outlive.errors import BadArgument, HeadMoved, LeaseLost, StoreClosed, Unencodable
 from rig.adapters import APPENDS, PROCESSES, append_at_once
 
@@ -158,14 +160,32 @@ def test_a_pop_deletes_nothing_that_others_have_added_since(each_store):
     handle.append([message(0), {"content": "secret"}])
     forget = handle.list._forget
 
-    async def after_another(store, count):
+    async def after_another(store, saved, count):
         other.append([message(1), message(2)])
-        await forget(store, count)
+        await forget(store, saved, count)
 
     handle.list._forget = after_another
     handle.pop()
     assert handle.read() == [message(0), message(1), message(2)]
     assert not texts_in(each_store, "secret")
+
+
+def test_two_processes_pop_at_once_and_none_fails(shared_url):
+    with outlive.open(shared_url) as store, outlive.open(shared_url) as another_store:
+        handle, other = Handle(store), Handle(another_store)
+        handle.append([message(0)])
+        handle.append([message(1), {"content": "another secret"}, {"content": "secret"}])
+        forget, popped = handle.list._forget, []
+
+        async def after_another(store, saved, count):
+            popped.append(other.pop())  # which erases `saved` too
+            await forget(store, saved, count)
+
+        handle.list._forget = after_another
+        assert handle.pop() == {"content": "secret"}
+        assert popped == [{"content": "another secret"}]
+        assert handle.read() == other.read() == [message(0), message(1)]
+        assert not texts_in(store, "secret")
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -277,6 +297,108 @@ def test_a_list_on_a_store_of_a_loop_and_from_other_loops(shared_url):
         asyncio.run(home.acall(lambda s, n=n: items.append(s, [n])))
     assert home.call(items.read)[-2:] == [9, 10]
     home.close()
+
+
+@pytest.mark.parametrize("kind", ["memory:", "sqlite:///{}/s.db", "file:///{}/s"])
+def test_lists_that_grow_in_one_turn_of_a_loop_share_a_commit(kind, folder, monkeypatch):
+    groups, options = [], {"key": outlive.KeyRing({"k": outlive.KeyRing.new_key()})}
+    commit_group = AsyncLocal._commit_group
+    monkeypatch.setattr(
+        AsyncLocal,
+        "_commit_group",
+        lambda self, commits: groups.append(commits) or commit_group(self, commits),
+    )
+    home = StoreHome.of(kind.format(folder), options, "x")
+    lists = [ThreadList(f"t{number}") for number in range(20)]
+
+    async def scenario():
+        for number in range(3):
+            await asyncio.gather(
+                *(home.acall(lambda s, i=items, n=number: i.append(s, [n])) for items in lists)
+            )
+        return [await home.acall(items.read) for items in lists]
+
+    assert asyncio.run(scenario()) == [[0, 1, 2]] * 20
+    # The lists are read first, which may take several turns.
+    assert [len(group) for group in groups][-2:] == [20, 20]
+    assert [home.call(items.read) for items in lists] == [[0, 1, 2]] * 20
+    home.close()
+
+
+def test_one_list_from_loops_in_several_threads_and_from_plain_calls(each_url):
+    home, items, each = StoreHome.of(each_url, {}, "x"), ThreadList("t"), 12
+
+    def on_a_loop(number):
+        async def scenario():
+            for n in range(each):
+                await home.acall(lambda s, n=n: items.append(s, [[number, n]]))
+
+        asyncio.run(scenario())
+
+    def plainly(number):
+        for n in range(each):
+            home.call(lambda s, n=n: items.append(s, [[number, n]]))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n, work in enumerate([on_a_loop] * 3 + [plainly])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stored = home.call(items.read)
+    home.close()
+    assert [pair for number in range(4) for pair in stored if pair[0] == number] == [
+        [number, n] for number in range(4) for n in range(each)
+    ]
+    assert len(stored) == 4 * each
+
+
+@pytest.mark.parametrize("kind", ["memory:", "sqlite:///{}/s.db", "file:///{}/s"])
+def test_an_append_under_way_while_its_store_is_closed_ends(kind, folder):
+    async def scenario():
+        home, items = StoreHome.of(kind.format(folder), {}, "x"), ThreadList("t")
+        await home.acall(lambda s: items.append(s, [0]))
+        appending = asyncio.create_task(home.acall(lambda s: items.append(s, [1])))
+        for _ in range(2):
+            await asyncio.sleep(0)
+        home.close()
+        with contextlib.suppress(StoreClosed):
+            await appending
+        for work in (items.read, lambda s: items.append(s, [2])):
+            with pytest.raises(StoreClosed):
+                await home.acall(work)
+
+    asyncio.run(scenario())
+
+
+def test_a_forked_child_appends_on_a_loop_of_its_own(folder):
+    home, items = StoreHome.of(f"sqlite:///{folder}/s.db", {}, "x"), ThreadList("t")
+
+    def append(number):
+        asyncio.run(home.acall(lambda s: items.append(s, [number])))
+
+    append(0)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            append(1)
+            append(2)
+        os._exit(0)
+    os.waitpid(child, 0)
+    append(3)
+    assert home.call(items.read) == [0, 1, 2, 3]
+    home.close()
+
+
+def test_a_relative_url_means_the_folder_that_the_program_is_in(tmp_path, monkeypatch):
+    homes = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        homes.append(StoreHome.of("sqlite:///s.db", {}, "x"))
+    homes[0].call(lambda store: ThreadList("t").append(store, [1]))
+    assert homes[1].call(ThreadList("t").read) == []
+    for home in homes:
+        home.close()
 
 
 def test_sessions_of_a_url_share_one_store_until_the_last_is_closed(folder):

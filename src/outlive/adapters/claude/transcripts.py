@@ -40,7 +40,8 @@ class Transcript(ThreadList):
             seen = uuids[1] if uuids[0] == head else _uuids_of(known.items)
             fresh = _fresh(own, seen)
             if not fresh:
-                self._known, self._uuids = known, (head, seen)
+                self._uuids = (head, seen)
+                self._known.append(known)
                 return
             metadata = {} if self.namespace else {SUMMARY: await self._folded(store, head, fresh)}
             known.items.extend(fresh)  # if they are not saved, the list is read again

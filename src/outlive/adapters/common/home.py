@@ -2,21 +2,25 @@
 
 Frameworks make their sessions and services in plain constructors, call them from several event
 loops one after the other, and some start a new loop for each call. So an adapter works on a sync
-store. Its sync methods run in the calling thread, its async methods in a worker thread. Only on a
-store from `open_async` do async methods run on the event loop of that store.
+store, and its sync methods run in the calling thread. Its async methods run on the event loop, if
+that can have a store of its own: the one from `open_async`, or one beside the sync store in this
+process. All tasks that write in one turn of the loop then share a commit. A second loop that runs
+at the same time, trio, and a store on a server that was opened by its URL get a worker thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from outlive.errors import BadArgument, StoreClosed
+from outlive.errors import BadArgument, StoreClosed, WrongLoop
+from outlive.factory import async_sibling
 from outlive.factory import open as open_store
 from outlive.runtime.fork import call_in_child, reset_in_child
 from outlive.runtime.loop import AsyncRuntime
@@ -28,6 +32,8 @@ T = TypeVar("T")
 Work = Callable[[AsyncStore], Coroutine[Any, Any, T]]
 _WORKERS = 16
 _OWN = ("memory:", "null:")  # each of these is a new store
+_UNMADE: Any = object()
+_loop_runtime = AsyncRuntime()
 
 
 class StoreHome:
@@ -44,7 +50,8 @@ class StoreHome:
         """Return the home of a store, which all that name the same URL share; each closes it once."""
         is_own = not isinstance(store, str) or store.startswith(_OWN)
         with cls._sharing:
-            key = (store, *((name, _hashable(options[name])) for name in sorted(options)))
+            # A relative path is another one in another folder.
+            key = (store, os.getcwd(), *((name, _hashable(options[name])) for name in sorted(options)))
             home = None if is_own else cls._shared.get(key)
             if home is None or home._is_closed:
                 home = cls(store, options, owner)
@@ -63,6 +70,7 @@ class StoreHome:
         self._is_given = isinstance(store, Store)
         self._asynchronous: AsyncStore | None = None
         self._sync: AsyncStore | None = None
+        self._sibling: AsyncStore | None = _UNMADE
         if isinstance(store, str):
             self._sync = open_store(store, **options)._store
         elif options:
@@ -98,9 +106,9 @@ class StoreHome:
         """Work on the store without blocking the event loop. A cancellation is raised when the work has ended."""
         if not _is_asyncio():
             return await _in_thread_of_trio(lambda: self.call(work))
-        if (store := self.here) is not None:
-            return await AsyncRuntime().shielded(work(store))
-        return await AsyncRuntime().shielded(self.in_thread(lambda: self.call(work)))
+        store = self.here()
+        called = self.in_thread(lambda: self.call(work)) if store is None else work(store)
+        return await _loop_runtime.shielded(called)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run something in our own pool: all workers of the loop may wait for nodes that wait for us."""
@@ -135,12 +143,26 @@ class StoreHome:
         """The store that belongs to an event loop, if one was given."""
         return self._asynchronous
 
-    @property
     def here(self) -> AsyncStore | None:
-        """The store that was given, if the running event loop can use it; otherwise a worker thread can."""
-        store = self._asynchronous
-        runtime = None if store is None else store._engine.runtime
-        return store if isinstance(runtime, AsyncRuntime) and runtime.home.is_free() else None
+        """Return the store for the running event loop; None: another loop has it, or it needs a worker thread."""
+        store = self._asynchronous or self._beside()
+        if store is None or not isinstance(store._engine.runtime, AsyncRuntime):
+            return None
+        try:
+            store._engine.runtime.check_loop()
+        except WrongLoop:
+            return None
+        return store
+
+    def _beside(self) -> AsyncStore | None:
+        """Return a store for event loops beside the sync one, if this opened that, and both share a file or memory."""
+        if self._is_given or self._is_closed:
+            return None
+        with self._lock:
+            if self._sibling is _UNMADE:
+                assert self._sync is not None
+                self._sibling = async_sibling(self._sync)
+        return self._sibling
 
     def close(self) -> None:
         """Close what was opened here, when all that share it have closed it: the store of a URL, the sync sibling of an async store."""
@@ -149,6 +171,7 @@ class StoreHome:
             if self._users > 0 or self._is_closed:
                 return
             self._is_closed = True
+        self._sibling = None
         if self._sync is not None and not self._is_given:
             run_now(self._sync.close())
         with self._lock:

@@ -11,6 +11,7 @@ Inside a run of the same thread every change carries the fence of the run.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -61,13 +62,14 @@ class ThreadList:
         self.namespace = namespace
         self.guard = guard
         self.keep_history = keep_history
-        self._known: _Known | None = None
+        # What this process knows, if no change has it: taken out in one step, since several loops may change the list.
+        self._known: deque[_Known] = deque(maxlen=1)
         self._seen: str | New | None = None  # the head that this process saw last, for the guard
         self._mutexes: WeakKeyDictionary[Any, AbstractAsyncContextManager[Any]] = WeakKeyDictionary()
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
-        self._known, self._mutexes = None, WeakKeyDictionary()
+        self._known, self._mutexes = deque(maxlen=1), WeakKeyDictionary()
 
     def thread(self, store: AsyncStore) -> AsyncThread[Any]:
         """Return the thread of the list."""
@@ -127,14 +129,14 @@ class ThreadList:
         async def shrink(known: _Known) -> None:
             popped[:] = known.items[-1:]
             if not popped:
-                self._known = known
+                self._known.append(known)
                 return
             rest = _Known(known.head, Growing(known.items[:-1]))
             saved = await self._save(store, rest, id=id, source="update")
             if saved is None:
                 popped.clear()
             elif not self.keep_history:
-                await self._forget(store, len(known.items))
+                await self._forget(store, saved, len(known.items))
 
         await self._change(store, shrink)
         return popped[0] if popped else None
@@ -158,7 +160,7 @@ class ThreadList:
             changed = _Known(known.head, Growing(items))
             saved = await self._save(store, changed, id=id, source="update", metadata=metadata)
             if saved is not None and not self.keep_history:
-                await self._forget(store)
+                await self._forget(store, saved)
             return saved
 
         return await self._change(store, swap)
@@ -172,8 +174,9 @@ class ThreadList:
     async def _change(self, store: AsyncStore, change: Callable[[_Known], Awaitable[T]]) -> T:
         async with self._mutex(store):
             for attempt in range(_ATTEMPTS):
-                known, self._known = self._known, None
-                if known is None:
+                try:
+                    known = self._known.pop()
+                except IndexError:
                     known = await self._read_known(store)
                 try:
                     return await change(known)
@@ -218,17 +221,17 @@ class ThreadList:
                 return None
         if draft.is_repeated:
             return None
-        self._known = _Known(saved.id, known.growing)
+        self._known.append(_Known(saved.id, known.growing))
         self._seen = saved.id
         return saved
 
-    async def _forget(self, store: AsyncStore, count: int = 0) -> None:
-        """Erase the older states that have at least `count` items, back to the first that has fewer.
+    async def _forget(self, store: AsyncStore, saved: CheckpointInfo, count: int = 0) -> None:
+        """Erase the states before one that have at least `count` items, back to the first that has fewer.
 
-        A crash before this leaves them in the history.
+        A crash before this leaves them in the history. Another process may have erased `saved` itself.
         """
         thread, ids = self.thread(store), []
-        async for info in thread.history(before=self._known.head if self._known else None):
+        async for info in thread.history(before=saved):
             if info.metadata.get("items", count) < count:
                 break
             ids.append(info.id)

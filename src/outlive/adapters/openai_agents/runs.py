@@ -42,6 +42,7 @@ from outlive.sync.store import Store
 
 _MARK = "openai-agents"
 _OURS = frozenset(SubmitOptions.__optional_keys__)
+_RUNS_OWN = ("session", "conversation_id", "previous_response_id", "auto_previous_response_id", "prompt")
 Input = str | list[TResponseInputItem]
 OnEvent = Callable[[Any], Any]
 
@@ -117,9 +118,9 @@ def _split(agent: Agent[Any], input: Input, options: dict[str, Any]) -> tuple[Su
     """Return the options of the run, with its input, and those of the SDK."""
     theirs = {name: value for name, value in options.items() if name not in _OURS}
     ours: Any = {"agent": agent.name, **{name: value for name, value in options.items() if name in _OURS}}
-    if "session" in theirs or "prompt" in options:
+    if wrong := [name for name in _RUNS_OWN if name in options]:
         raise BadArgument(
-            "the run keeps its conversation in its thread: pass thread_id, without session and prompt"
+            f"the run keeps its conversation in its thread: pass thread_id, without {', '.join(wrong)}"
         )
     ours["prompt"] = {_MARK: 1, "input": input if isinstance(input, str) else jsonable(input)}
     return ours, theirs

@@ -214,6 +214,30 @@ class AsyncLocal(LocalCalls):
             self.local.close()
 
 
+class SharedAsyncLocal(AsyncLocal):
+    """The async mode of a backend that a sync store opened, and closes."""
+
+    def __init__(self, local: Local, is_closed: Callable[[], bool]) -> None:
+        """`is_closed` tells whether its owner has closed the backend."""
+        super().__init__(local)
+        self._is_closed = is_closed
+
+    def _commit_group(self, commits: list[Commit]) -> list[Receipt | OutliveError]:
+        with self.local.lock:
+            if self._is_closed():
+                return [StoreClosed() for _ in commits]
+            return super()._commit_group(commits)
+
+    def _locked(self, method: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        with self.local.lock:
+            if self._is_closed():
+                raise StoreClosed
+            return method(*args, **options)
+
+    def _close(self) -> None:
+        """Leave the backend open."""
+
+
 class TaskAlarm:
     """The async mode: wakes a task of the running event loop."""
 

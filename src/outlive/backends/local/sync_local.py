@@ -49,6 +49,10 @@ class SyncLocal(LocalCalls):
         keep_for_fork(local)
         reset_in_child(self)
 
+    def is_closed(self) -> bool:
+        """Tell those that share the backend whether it is closed."""
+        return self._closed
+
     def after_fork_in_child(self) -> None:
         """Empty the queues: the threads that wait in them are the parent's."""
         self._queue.clear()
