@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 import outlive
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.browser import expect_accessible, served, visiting
-from rig.inspected import HOSTILE, talk
+from rig.inspected import HOSTILE, talk, write_graph
 
 pytestmark = pytest.mark.heavy
 expect.set_options(timeout=PATIENCE_S * 1000)
@@ -353,34 +353,6 @@ def test_fifty_open_pages_are_all_told(chromium, tmp_path):
 
 
 # Other stores, other writers
-
-
-def write_graph(store):
-    """Let LangGraph write a conversation with a tool and an interrupt."""
-    from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-    from langgraph.graph import START, MessagesState, StateGraph
-    from langgraph.types import interrupt
-
-    from outlive.adapters.langgraph import OutliveSaver
-
-    def plan(state):
-        call = {"name": "search_ferries", "args": {"port": "north"}, "id": "c1"}
-        return {"messages": [AIMessage("I look.", tool_calls=[call])]}
-
-    def search(state):
-        return {"messages": [ToolMessage("a night ferry", tool_call_id="c1")]}
-
-    def book(state):
-        return {"messages": [AIMessage(f"booked: {interrupt({'book?': 120})}")]}
-
-    builder = StateGraph(MessagesState)
-    for node in (plan, search, book):
-        builder.add_node(node)
-    builder.add_edge(START, "plan")
-    builder.add_edge("plan", "search")
-    builder.add_edge("search", "book")
-    graph = builder.compile(checkpointer=OutliveSaver(store))
-    graph.invoke({"messages": [HumanMessage("Plan a trip")]}, {"configurable": {"thread_id": "graph-1"}})
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

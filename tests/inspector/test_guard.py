@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from pathlib import Path
@@ -12,7 +13,11 @@ from starlette.testclient import TestClient
 
 import outlive
 from outlive.inspector import app
+from outlive.inspector.access import Access
 from outlive.inspector.guard import LOOPBACK
+from outlive.inspector.live import Live
+from outlive.inspector.site import Site
+from outlive.view.opened_store import OpenedStore
 from rig.inspected import HOSTILE, act, client_of, form_token
 
 PAGES = ["/", "/threads", "/thread?id=trip-42", "/runs", "/run?id=refund-7", "/store", "/search?q=trip"]
@@ -56,6 +61,16 @@ def test_the_token_works_once_and_becomes_a_strict_cookie(store):
     assert client.get("/threads").status_code == 200
     client.cookies.clear()
     assert client.get("/threads?token=secret-token").status_code == 403
+
+
+def test_an_odd_cookie_of_another_server_of_this_machine_locks_nobody_out(store):
+    client = client_of(store, token="t")
+    cookie = client.get("/?token=t").headers["set-cookie"].partition(";")[0]
+    client.cookies.clear()
+    for odd in ('theme={"dark": true}', "a[b]=1", "a b=c", "broken", "=x", "a=\xfc"):
+        headers = {"cookie": f"{odd}; {cookie}".encode("latin-1")}
+        assert client.get("/threads", headers=headers).status_code == 200, odd
+    assert client.get("/threads", headers={"cookie": "outlive-7788="}).status_code == 403
 
 
 def test_the_token_never_leads_to_another_site(store):
@@ -163,6 +178,36 @@ def test_redaction_hides_values_everywhere(store):
         assert "ada@example.org" not in text, path
         assert not re.search(r"sk-(very|prompt|in)", text), path
     assert "(hidden)" in client.get("/show.json?id=secrets").text
+
+
+def test_redaction_hides_what_is_in_writes_questions_and_texts(store):
+    """The name of a channel, a default in the schema of a form, and JSON in a text lead to values too."""
+    arguments = '{"to": "bank", "api_key": "sk-argument"}'
+    calls = [{"id": "c", "function": {"name": "pay", "arguments": arguments}}]
+    thread = store.thread("pay")
+    thread.save({"messages": [{"role": "assistant", "content": "", "tool_calls": calls}]}, id="one")
+    thread.write("task", [("api_key", "sk-write"), ("plan", {"api_key": "sk-inner"})])
+    schema = {"type": "object", "properties": {"api_key": {"type": "string", "default": "sk-default"}}}
+    with contextlib.suppress(outlive.RunSuspended), store.run("ask", run_id="ask", agent="a") as run:
+        run.ask("key?", {"api_key": "sk-payload"}, schema=schema)
+    client = client_of(store, redact=["api_key"], write=True)
+    paths = [f"/thread?id=pay&view={view}" for view in ("chat", "state", "raw", "writes", "diff")]
+    paths += ["/show.json?id=pay", "/state.json?id=pay&path=messages[0]", "/search?q=sk-&states=1", "/", "/questions.json", "/ask/answer?run=ask&name=key?"]  # fmt: skip
+    for path in paths:
+        assert not re.search(r"sk-(argument|write|inner|default|payload)", client.get(path).text), path
+    assert "bank" in client.get("/thread?id=pay").text
+    assert "sk-argument" in client_of(store).get("/thread?id=pay").text
+
+
+def test_marks_of_live_pages_tell_nothing_of_hidden_values(store, monkeypatch):
+    marked = []
+    monkeypatch.setattr("outlive.inspector.live._digest", lambda value: marked.append(value) or "")
+    with contextlib.suppress(outlive.RunSuspended), store.run("ask", run_id="ask", agent="a") as run:
+        run.ask("key?", {"api_key": "sk-payload"})
+    access = Access.of(OpenedStore.beside(store), write=False, redact=["api_key"])
+    Live(Site(access))._read(("now", "", "", ""))
+    assert "key?" in str(marked)
+    assert "sk-payload" not in str(marked)
 
 
 def test_a_large_form_is_refused(writer):

@@ -114,3 +114,31 @@ def fill_trip(store):
         run.step("share the cost", lambda: 120 / 0)
     with store.run("trip-40", run_id="plan-880", agent="travel") as run:
         run.step("search ferries", lambda: ["TP 1900"])
+
+
+def write_graph(store):
+    """Let LangGraph write a conversation with a tool and an interrupt."""
+    from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.types import interrupt
+
+    from outlive.adapters.langgraph import OutliveSaver
+
+    def plan(state):
+        call = {"name": "search_ferries", "args": {"port": "north"}, "id": "c1"}
+        return {"messages": [AIMessage("I look.", tool_calls=[call])]}
+
+    def search(state):
+        return {"messages": [ToolMessage("a night ferry", tool_call_id="c1")]}
+
+    def book(state):
+        return {"messages": [AIMessage(f"booked: {interrupt({'book?': 120})}")]}
+
+    builder = StateGraph(MessagesState)
+    for node in (plan, search, book):
+        builder.add_node(node)
+    builder.add_edge(START, "plan")
+    builder.add_edge("plan", "search")
+    builder.add_edge("search", "book")
+    graph = builder.compile(checkpointer=OutliveSaver(store))
+    graph.invoke({"messages": [HumanMessage("Plan a trip")]}, {"configurable": {"thread_id": "graph-1"}})

@@ -7,11 +7,11 @@ An exact id always comes first.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from outlive.backend import EntryQuery, ThreadQuery
-from outlive.errors import BadArgument, Corrupt
+from outlive.errors import BadArgument
 from outlive.runtime.runtime import run_now
 from outlive.view.escape import escape_terminal, quote_argument, unescape
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from outlive.backend import CheckpointRecord, ThreadRecord
     from outlive.runs.lease import RunInfo
     from outlive.sync.thread import Thread
-    from outlive.values import ThreadInfo
     from outlive.view.opened_store import OpenedStore
 
 _MATCHES = 6  # that an error lists
@@ -57,14 +56,6 @@ def open_thread(store: OpenedStore, text: str, namespace: str) -> Thread:
     return store.thread(
         id, namespace=_only_match("namespace", namespace, match, hint, False, f" in thread {id!r}")
     )
-
-
-def list_threads(store: OpenedStore, damaged: list[Corrupt], **selection: Any) -> Iterator[ThreadInfo]:
-    """List threads; damaged ones are skipped, and their errors added to the list."""
-    from outlive.sync.iterator import each
-    from outlive.threads.listing import Threads
-
-    return each(Threads(store.engine, store.tenant, damaged=damaged, **selection))
 
 
 def find_prefix(store: OpenedStore, text: str) -> str:

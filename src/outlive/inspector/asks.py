@@ -131,7 +131,8 @@ def _ask_answer(site: Site, params: Form) -> dict[str, Any]:
         return {**values, "what": f"This question is {question.status}{by}.", "button": ""}
     who = Input("by", "Who answers", value=login())
     what = f"Run {run} waits for this. The first answer counts; then any worker can claim the run."
-    inputs = [*inputs_for(question.schema), who]
+    schema = None if question.schema is None else site.access.redaction.clean(dict(question.schema))
+    inputs = [*inputs_for(schema), who]
     return {**values, "what": what, "button": "Answer", "inputs": inputs}
 
 
@@ -196,7 +197,7 @@ def _ask_prune(site: Site, params: Form) -> dict[str, Any]:
         f"{format_count(pruned.checkpoints, 'checkpoint')} ({format_size(pruned.freed_bytes)}). This cannot be undone.",
         "button": "Prune",
         "is_dangerous": True,
-        "command": f"{command_line('prune', thread.id)} --keep-last {keep}",
+        "command": command_line("prune", thread.id, keep_last=str(keep)),
     }
 
 

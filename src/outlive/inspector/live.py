@@ -93,7 +93,8 @@ class Live:
         if kind == "threads":
             newest = next(iter(store.threads(order="updated", limit=1)), None)
             return {"mark": "" if newest is None else newest.cursor}
-        groups, questions = group_runs(self._site), open_questions(self._site)
+        clean = self._site.access.redaction.clean  # or marks would tell of hidden values to who guesses them
+        groups, questions = clean(group_runs(self._site)), clean(open_questions(self._site))
         settled = [
             {key: value for key, value in item.items() if key not in _VOLATILE}
             for items in groups.values()

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from outlive.inspector.access import Access
-from outlive.view.escape import escape_json, escape_lines, escape_terminal, quote_argument
+from outlive.view.escape import escape_json, escape_lines, escape_terminal, quote_word
 from outlive.view.run_text import (
     describe_failures,
     describe_lease,
@@ -77,28 +77,37 @@ class Site:
             "here": request.url.path.removeprefix(root),
             "query": str(request.url.query),
             "q": "",
+            "shown_command": self._shown_command,
+            "copied_command": self._copied_command,
+            "command_note": "",
             "live": None,
             "json_link": None,
         }
         text = self._templates.get_template(f"{name}.html").render({**frame, **values})
         return HTMLResponse(text, status)
 
-    def json(self, command: str, items: Sequence[Mapping[str, Any]], next: str | None = None) -> Response:
-        """Answer as `outlive COMMAND --json` does."""
-        return json_response(self.envelope(command, items, next))
+    def _shown_command(self, command: str) -> str:
+        return _with_options(command, tenant=self.store.tenant)
 
-    def envelope(
-        self, command: str, items: Sequence[Mapping[str, Any]], next: str | None = None
-    ) -> dict[str, Any]:
-        return {
+    def _copied_command(self, command: str) -> str:
+        """Return a command that works in any folder. The URL of a server is left out: it may need a password."""
+        url = self.store.url if self.store.url.startswith("sqlite:") else ""
+        return _with_options(command, store=url, tenant=self.store.tenant)
+
+    def json(
+        self, command: str, items: Sequence[Mapping[str, Any]], next: str | None = None, *, is_ok: bool = True
+    ) -> Response:
+        """Answer as `outlive COMMAND --json` does."""
+        answer = {
             "format": FORMAT,
             "command": command,
             "store": self.store.url,
             "tenant": self.store.tenant,
-            "ok": True,
+            "ok": is_ok,
             "items": self.access.redaction.clean(list(items)),
             "next": next,
         }
+        return json_response(answer)
 
 
 def json_response(answer: Any, status: int = 200) -> Response:
@@ -106,11 +115,16 @@ def json_response(answer: Any, status: int = 200) -> Response:
 
 
 def command_line(command: str, *words: str, **options: str | None) -> str:
-    """Return the equal line for a terminal."""
-    named = [
-        f"--{name.replace('_', '-')} {quote_argument(value)}" for name, value in options.items() if value
-    ]
-    return " ".join(["outlive", command, *named, *(quote_argument(word) for word in words)])
+    """Return the equal line for a terminal. Empty words and options are left out."""
+    named = [f"--{name.replace('_', '-')}={quote_word(value)}" for name, value in options.items() if value]
+    dashes = ["--"] if any(word.startswith("-") for word in words) else []
+    return " ".join(["outlive", command, *named, *dashes, *(quote_word(word) for word in words if word)])
+
+
+def _with_options(command: str, **options: str) -> str:
+    """Add options that every command has."""
+    given = [f"--{name}={quote_word(value)}" for name, value in options.items() if value]
+    return " ".join(["outlive", *given, command.removeprefix("outlive ")])
 
 
 def possible_acts(standing: str) -> list[str]:

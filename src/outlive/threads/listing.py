@@ -94,12 +94,29 @@ class Threads(AsyncItems[ThreadInfo]):
         except Corrupt as error:
             if self._damaged is None or error.thread is None:
                 raise
+            if limit == 1 and self._newest:
+                self._page, self._ended = await self._sorted(self._damaged), True
+                return
             if limit == 1:
                 if self._after is not None and escape(error.thread) <= escape(self._after):
                     raise  # the listing would not move: it would never end
                 self._damaged.append(error)
                 self._after = error.thread
             self._is_near = limit > 1
+
+    async def _sorted(self, damaged: list[Corrupt]) -> list[ThreadRecord]:
+        """Return the rest of the newest threads, read by id: nobody knows the time of a damaged row, to continue after it."""
+        by_id = Threads(self._engine, self._tenant, prefix=self._prefix, heads=self._heads, damaged=damaged)
+        rows = []
+        while (row := await by_id.next_row()) is not None:
+            if self._before is None or _place(row.updated_at, row.id) > _place(*self._before):
+                rows.append(row)
+        return sorted(rows, key=lambda row: _place(row.updated_at, row.id))
+
+
+def _place(updated_at: int, id: str) -> tuple[int, str]:
+    """Return what puts the newest threads first, those of one moment by id."""
+    return -updated_at, escape(id)
 
 
 async def choose_threads(

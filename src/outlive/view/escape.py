@@ -53,8 +53,12 @@ def unescape(text: str) -> str:
 
 def quote_argument(text: str) -> str:
     """Return an id as a shell argument, for a command that the reader may copy."""
-    quoted = shlex.quote(escape_terminal(text))
-    return f"-- {quoted}" if text.startswith("-") else quoted
+    return f"-- {quote_word(text)}" if text.startswith("-") else quote_word(text)
+
+
+def quote_word(text: str) -> str:
+    """Return a word of a command line, for a command that the reader may copy."""
+    return shlex.quote(escape_terminal(text))
 
 
 def _escape(char: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from outlive.backend import ThreadKey
-from outlive.errors import BadArgument, KeyMissing
+from outlive.errors import BadArgument, Corrupt, KeyMissing
 from outlive.runtime.runtime import run_now
 from outlive.store import AsyncStore
+from outlive.sync.iterator import each
 from outlive.sync.store import Store
 from outlive.view.escape import escape_terminal
 from outlive.view.opaque import OpaqueCodec
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from outlive.layers.replication.pair import PairRecord
     from outlive.runs.lease import RunInfo
     from outlive.sync.thread import Thread
-    from outlive.values import CheckpointInfo
+    from outlive.values import CheckpointInfo, ThreadInfo
 
 
 class OpenedStore(Store):
@@ -50,6 +52,12 @@ class OpenedStore(Store):
 
     def key(self, thread: str) -> ThreadKey:
         return ThreadKey.of(self.tenant, thread)
+
+    def list_threads(self, damaged: list[Corrupt], **selection: Any) -> Iterator[ThreadInfo]:
+        """List threads; damaged ones are skipped, and their errors added to the list."""
+        from outlive.threads.listing import Threads
+
+        return each(Threads(self.engine, self.tenant, damaged=damaged, **selection))
 
     def describe(self, thread: Thread[Any], id: str | None) -> CheckpointInfo | None:
         """Return a checkpoint (default: the head) without its state, which is not read."""

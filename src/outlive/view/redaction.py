@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from outlive.format.extensions import Opaque, Raw
+from outlive.values import Checkpoint
 from outlive.view.opaque import unwrap_once
 from outlive.view.values import kind_of
+
+if TYPE_CHECKING:
+    from outlive.values import PendingWrite
 
 HIDDEN = "(hidden)"
 
@@ -31,6 +36,16 @@ class Redaction:
         ends = tuple(tuple(pattern.split(".")) for pattern in self.patterns if pattern)
         return _clean(value, (), ends) if ends else value
 
+    def clean_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Return a checkpoint whose state and pending writes are clean; the name of a channel is that of its value."""
+        if not self:
+            return checkpoint
+        writes = tuple(self._clean_write(write) for write in checkpoint.pending_writes)
+        return Checkpoint.of(checkpoint, self.clean(checkpoint.state), writes)
+
+    def _clean_write(self, write: PendingWrite) -> PendingWrite:
+        return replace(write, value=self.clean({write.channel: write.value})[write.channel])
+
 
 Ends = tuple[tuple[str, ...], ...]
 
@@ -40,6 +55,8 @@ def _clean(value: Any, names: tuple[str, ...], ends: Ends) -> Any:
         return HIDDEN
     if isinstance(value, dict):
         return _clean_dict(value, names, ends)
+    if isinstance(value, str):
+        return _clean_text(value, names, ends)
     if type(value) in (list, tuple):
         return type(value)(_clean(item, names, ends) for item in value)
     if isinstance(value, Opaque | Raw):
@@ -49,6 +66,20 @@ def _clean(value: Any, names: tuple[str, ...], ends: Ends) -> Any:
         tag, version = (value.tag, value.version) if isinstance(value, Opaque) else (kind_of(value), 1)
         return Opaque(tag, version, _clean(inner, names, ends))
     return value
+
+
+def _clean_text(text: str, names: tuple[str, ...], ends: Ends) -> str:
+    """Clean a text that is JSON, such as the arguments of a tool as models write them; any other text has no names."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return text
+    try:
+        value = json.loads(text)
+        cleaned = _clean(value, names, ends)
+    except ValueError:
+        return text
+    except RecursionError:
+        return HIDDEN  # nested too deeply to look into
+    return text if cleaned == value else json.dumps(cleaned, ensure_ascii=False)
 
 
 def _clean_dict(value: dict[Any, Any], names: tuple[str, ...], ends: Ends) -> dict[Any, Any]:

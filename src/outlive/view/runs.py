@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from outlive.runs.questions import QuestionInfo
     from outlive.runs.step_record import StepInfo
     from outlive.runs.worker_record import WorkerInfo
+    from outlive.values import ThreadInfo
     from outlive.view.opened_store import OpenedStore
 
 
@@ -110,6 +111,14 @@ class RunView:
         # Most commands open the store with a codec that builds no values: then these are fields already.
         fields = [unwrap(response) for response in responses]
         return [item if isinstance(item, dict) else item.to_snapshot() for item in fields]
+
+
+def run_of_head(store: OpenedStore, info: ThreadInfo, clock: LeaseClock) -> dict[str, Any] | None:
+    """Return the run that saved the newest checkpoint of a thread, for the item of the thread."""
+    if info.head is None or info.head.run is None:
+        return None
+    run = store.find_run(info.head.run, thread=info.id)
+    return None if run is None else {"id": run.id, "status": run.status, "standing": clock.standing(run)}
 
 
 def is_number(value: object) -> bool:

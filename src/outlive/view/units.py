@@ -51,7 +51,11 @@ def format_elapsed(began: dt.datetime, ended: dt.datetime | None) -> str:
     """Return how long something took: 40 ms, 2.5 s, 12 s; nothing while it is under way."""
     if ended is None:
         return ""
-    seconds = max(0.0, (ended - began).total_seconds())
+    return format_seconds(max(0.0, (ended - began).total_seconds()))
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration as exactly as a measured one is read: 40 ms, 2.5 s, 12 s."""
     if seconds < 0.9995:
         return f"{round(seconds * 1000)} ms"
     return f"{seconds:.1f} s" if seconds < 9.95 else format_duration(seconds)

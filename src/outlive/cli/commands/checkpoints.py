@@ -22,9 +22,10 @@ from outlive.cli.graph_view import checkpoint_view, comparison
 from outlive.cli.lookup import find_checkpoint, open_thread
 from outlive.cli.output.table import Column, print_table
 from outlive.cli.output.tree import show_checkpoints
-from outlive.cli.page import CheckpointPage, deleted_error, find_pair, read_history, select_checkpoints
+from outlive.cli.page import deleted_error, find_pair, select_checkpoints
 from outlive.errors import BadArgument
 from outlive.view.escape import escape_terminal, quote_argument
+from outlive.view.history import CheckpointPage, read_history
 from outlive.view.items import write_item
 from outlive.view.units import parse_time
 from outlive.view.values import one_line

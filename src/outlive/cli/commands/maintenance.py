@@ -10,7 +10,7 @@ import click
 from outlive.cli.command import argument, command, flag, limit_option, option, yes_option
 from outlive.cli.context import Call
 from outlive.cli.key_files import read_key_ring
-from outlive.cli.lookup import find_prefix, find_thread, list_threads
+from outlive.cli.lookup import find_prefix, find_thread
 from outlive.cli.output.table import Column, format_ratio, print_table, progress
 from outlive.errors import BadArgument, Corrupt, StoreError
 from outlive.values import Verified
@@ -94,7 +94,7 @@ def stats(call: Call, prefix: str, limit: int) -> None:
         damaged: list[Corrupt] = []
         measured: list[tuple[str, Sizes]] = []
         with progress("measuring", is_quiet=call.hides_progress) as update:
-            for info in list_threads(store, damaged, prefix=find_prefix(store, prefix)):
+            for info in store.list_threads(damaged, prefix=find_prefix(store, prefix)):
                 try:
                     measured.append((info.id, store.thread(info.id).size()))
                 except Corrupt as error:

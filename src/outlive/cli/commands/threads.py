@@ -28,7 +28,6 @@ from outlive.cli.lookup import (
     find_prefix,
     find_run,
     find_thread,
-    list_threads,
 )
 from outlive.cli.output.table import Column, print_table, progress, standing_style
 from outlive.cli.page import thread_items
@@ -99,7 +98,7 @@ def ls(
 
         def look() -> Listing:
             damaged: list[Corrupt] = []
-            infos: Iterable[ThreadInfo] = list_threads(store, damaged, newest=is_newest_first, **wanted)
+            infos: Iterable[ThreadInfo] = store.list_threads(damaged, newest=is_newest_first, **wanted)
             if not is_by_id and not is_newest_first:
                 infos = sorted(infos, key=_SORTS[sort], reverse=reverse)
             page = list(itertools.islice(infos, limit + 1))

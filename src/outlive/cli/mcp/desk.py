@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outlive.cli.mcp.size import MAX_STATE_BYTES, count_fitting
 from outlive.errors import BadArgument
-from outlive.values import Checkpoint
 from outlive.view.redaction import Redaction
 from outlive.view.units import format_size
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from outlive.backend import CheckpointRecord
     from outlive.cli.context import Call
     from outlive.sync.thread import Thread
-    from outlive.values import PendingWrite
+    from outlive.values import Checkpoint
     from outlive.view.opened_store import OpenedStore
 
 
@@ -68,13 +67,7 @@ class Desk:
                 "at most; use outlive show --path in a shell"
             )
         checkpoint = thread.checkpoint(record.id)
-        if checkpoint is None:
-            return None
-        writes = tuple(self._clean_write(write) for write in checkpoint.pending_writes)
-        return Checkpoint.of(checkpoint, self.clean(checkpoint.state), writes)
-
-    def _clean_write(self, write: PendingWrite) -> PendingWrite:
-        return replace(write, value=self.clean({write.channel: write.value})[write.channel])
+        return None if checkpoint is None else self._redaction.clean_checkpoint(checkpoint)
 
 
 def page_from(items: Sequence[dict[str, Any]], start: int, total: int) -> Answer:

@@ -7,13 +7,14 @@ import heapq
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from outlive.cli.lookup import find_checkpoint, find_prefix, find_run, find_thread, list_threads, open_thread
+from outlive.cli.lookup import find_checkpoint, find_prefix, find_run, find_thread, open_thread
 from outlive.cli.mcp.desk import Answer, Desk, page_from
 from outlive.cli.mcp.size import ANSWER, VALUE, count_fitting, fit, length
-from outlive.cli.page import deleted_error, find_pair, read_history, select_checkpoints, thread_items
+from outlive.cli.page import deleted_error, find_pair, select_checkpoints, thread_items
 from outlive.errors import BadArgument, Corrupt
 from outlive.view.advice import message_with_advice
 from outlive.view.checkpoints import CheckpointContent, read_changes, read_content
+from outlive.view.history import read_history
 from outlive.view.items import question_item, run_details, step_item
 from outlive.view.opaque import OpaqueCodec, unwrap
 from outlive.view.runs import RunView, Usages, list_runs
@@ -40,8 +41,8 @@ def threads(
     store, damaged = desk.store, list[Corrupt]()
     if newest and (after is not None or prefix):
         raise BadArgument("newest lists all threads from the newest; leave out prefix and after")
-    infos = list_threads(
-        store, damaged, newest=newest, prefix=find_prefix(store, prefix), filter=filter, after=after
+    infos = store.list_threads(
+        damaged, newest=newest, prefix=find_prefix(store, prefix), filter=filter, after=after
     )
     page: list[ThreadInfo] = list(itertools.islice(infos, limit + 1))
     items = [fit(desk.clean(item), depth=2) for item in thread_items(store, page[:limit])]

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from outlive.errors import Corrupt, KeyMissing, WrongKey
 from outlive.inspector.access import MAX_CHANGES, MAX_STATE_BYTES
 from outlive.inspector.pages.place import Place, TooLarge
 from outlive.inspector.site import Site, command_line
 from outlive.inspector.state_page import state_level
 from outlive.values import Checkpoint
+from outlive.view.advice import message_with_advice
 from outlive.view.chat import Conversation, read_conversations
 from outlive.view.checkpoints import ABSENT, read_changes, read_content
 from outlive.view.graph import GraphState, own_metadata, read_graph
@@ -70,6 +72,8 @@ def _body(place: Place, info: CheckpointInfo, is_head: bool) -> dict[str, Any]:
         checkpoint = place.load(info.id)
     except TooLarge:
         return {"view": "large", "size": format_size(info.state_bytes), "command": ""}
+    except (Corrupt, KeyMissing, WrongKey) as error:
+        return {"view": "unreadable", "why": message_with_advice(error), "command": command_line("verify")}
     graph = read_graph(checkpoint.state)
     loaded = _Loaded(place, checkpoint, graph, read_conversations(checkpoint.state, graph))
     asked = place.request.query_params.get("view", "")
@@ -81,18 +85,25 @@ def _body(place: Place, info: CheckpointInfo, is_head: bool) -> dict[str, Any]:
         "has_chat": bool(loaded.conversations),
         "writes_count": len(checkpoint.pending_writes),
         "content": place.site.access.redaction.clean(progress),
-        "command": _command(place, info, view),
+        "command": _command(place, info, view, is_graph=graph is not None),
         **_BUILDERS[view](loaded),
     }
 
 
-def _command(place: Place, info: CheckpointInfo, view: str) -> str:
+def _command(place: Place, info: CheckpointInfo, view: str, *, is_graph: bool) -> str:
     thread, ns, params = place.thread_id, place.namespace, place.request.query_params
-    if view == "diff" and (params.get("with") or info.parent):
-        return command_line("diff", thread, params.get("with") or info.parent or "", info.id, namespace=ns)
-    if view == "state" and params.get("path"):
-        return command_line("show", thread, info.id, namespace=ns, path=params["path"])
-    return command_line("show", thread, info.id, namespace=ns)
+    if view == "diff" and params.get("with"):
+        old_thread = params.get("thread") or thread
+        to = thread if old_thread != thread else None
+        return command_line("diff", old_thread, params["with"], info.id, namespace=ns, to=to)
+    if view == "diff" and info.parent:
+        return command_line("diff", thread, info.parent, info.id, namespace=ns)
+    if view == "writes":
+        return command_line("writes", thread, info.id, namespace=ns)
+    if view == "raw" and is_graph:
+        return command_line("show --raw", thread, info.id, namespace=ns)
+    path = params.get("path") if view == "state" else None
+    return command_line("show", thread, info.id, namespace=ns, path=path)
 
 
 # Chat
@@ -122,7 +133,7 @@ def _known_turns(loaded: _Loaded) -> dict[str, int] | None:
         return None
     try:
         other = _other(place, checkpoint)
-    except TooLarge:
+    except (TooLarge, Corrupt):
         return None
     if other is None:
         return None
@@ -140,8 +151,8 @@ def _state(loaded: _Loaded) -> dict[str, Any]:
 def _diff(loaded: _Loaded) -> dict[str, Any]:
     try:
         old = _other(loaded.place, loaded.checkpoint)
-    except TooLarge as error:
-        return {"changes": [], "old": None, "left_out": 0, "why": str(error)}
+    except (TooLarge, Corrupt) as error:
+        return {"changes": [], "old": None, "left_out": 0, "why": message_with_advice(error)}
     if old is None:
         return {"changes": [], "old": None, "left_out": 0, "why": ""}
     changes = read_changes(old, loaded.checkpoint).changes
@@ -188,11 +199,8 @@ def _value(value: Any) -> dict[str, str]:
 
 
 def _writes(loaded: _Loaded) -> dict[str, Any]:
-    redaction = loaded.place.site.access.redaction
     writes = loaded.checkpoint.pending_writes
-    items = redaction.clean([write_item(write) for write in writes])
-    values = [item["value"] for item in items] if redaction else [write.value for write in writes]
-    return {"writes": [(item, one_line(value, 300)) for item, value in zip(items, values, strict=True)]}
+    return {"writes": [(write_item(write), one_line(write.value, 300)) for write in writes]}
 
 
 def _raw(loaded: _Loaded) -> dict[str, Any]:

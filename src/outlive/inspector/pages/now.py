@@ -1,4 +1,4 @@
-"""What needs somebody: questions, dead, hanging and parked runs, each with the reason and the act."""
+"""What needs attention: questions, dead, hanging and parked runs, each with the reason and the act."""
 
 from __future__ import annotations
 

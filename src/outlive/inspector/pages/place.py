@@ -13,11 +13,10 @@ from outlive.errors import BadArgument, CallerError, CheckpointMissing
 from outlive.inspector.access import MAX_STATE_BYTES
 from outlive.inspector.site import Site
 from outlive.sync.thread import Thread
-from outlive.values import Checkpoint
 from outlive.view.units import format_size
 
 if TYPE_CHECKING:
-    from outlive.values import CheckpointInfo
+    from outlive.values import Checkpoint, CheckpointInfo
 
 
 class TooLarge(CallerError):
@@ -67,8 +66,7 @@ class Place:
             checkpoint = thread.checkpoint(id)
             if checkpoint is None:
                 raise CheckpointMissing(thread.id, id, "its page lists its checkpoints")
-            redaction = self.site.access.redaction
-            return Checkpoint.of(checkpoint, redaction.clean(checkpoint.state), checkpoint.pending_writes)
+            return self.site.access.redaction.clean_checkpoint(checkpoint)
 
     @contextlib.contextmanager
     def _turn(self, size: int) -> Iterator[None]:

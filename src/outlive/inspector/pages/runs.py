@@ -16,7 +16,7 @@ from outlive.inspector.pages.now import UNFINISHED
 from outlive.inspector.site import Site, command_line, possible_acts
 from outlive.view.answers import describe_schema
 from outlive.view.runs import RunView, Usages, list_runs
-from outlive.view.units import format_duration, parse_iso
+from outlive.view.units import format_seconds, parse_iso
 from outlive.view.values import to_json
 
 STANDINGS = ("live", "dead", "waiting", "released", "parked", "failed", "completed", "cancelled")
@@ -56,8 +56,9 @@ def runs(site: Site, request: Request) -> Response:
 
 
 def _command(params: QueryParams) -> str:
-    statuses = [f"--status {status}" for status in params.getlist("status") if status in STANDINGS]
-    line = command_line("runs", agent=params.get("agent"), thread=params.get("thread"))
+    statuses = [f"--status={status}" for status in params.getlist("status") if status in STANDINGS]
+    options = {name: params.get(name) for name in ("agent", "thread", "after")}
+    line = command_line("runs", **options)
     return " ".join([line, *statuses, *(["--all"] if params.get("all") == "1" and not statuses else [])])
 
 
@@ -122,7 +123,7 @@ def draw_waterfall(item: dict[str, Any]) -> dict[str, Any] | None:
     end = max([*ends, *began, _seconds(item["ended_at"]) or 0.0, now if is_open else 0.0, start + 0.001])
     scale = _Scale(start, end)
     return {
-        "total": format_duration(end - start),
+        "total": format_seconds(end - start),
         "ticks": [scale.tick(part) for part in (0.0, 0.25, 0.5, 0.75, 1.0)],
         "attempts": [
             {
@@ -149,7 +150,7 @@ class _Scale:
     def tick(self, part: float) -> dict[str, Any]:
         return {
             "x": round(part * 100, 2),
-            "label": format_duration(part * self._length) if part else "0 s",
+            "label": format_seconds(part * self._length) if part else "0 s",
         }
 
     def bar(self, part: dict[str, Any], end: float, kind: str) -> dict[str, Any]:

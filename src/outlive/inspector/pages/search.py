@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from outlive.errors import OutliveError
+from outlive.errors import Corrupt, OutliveError
 from outlive.format.diff import join_path
 from outlive.inspector.access import MAX_STATE_BYTES
 from outlive.inspector.site import Site, command_line
+from outlive.values import parse_thread_cursor
 from outlive.view.graph import read_graph
 from outlive.view.opaque import unwrap
 from outlive.view.values import to_json
@@ -29,9 +30,9 @@ _AROUND = 60  # characters around a match
 
 def find(site: Site, text: str) -> dict[str, list[dict[str, Any]]]:
     """Return threads and runs whose id begins with a text, and threads whose id or metadata contain it."""
-    threads = {info.id: "id" for info in itertools.islice(site.store.threads(prefix=text), _MOST)}
+    threads = {info.id: "id" for info in itertools.islice(site.store.list_threads([], prefix=text), _MOST)}
     clean = site.access.redaction.clean
-    for info in itertools.islice(site.store.threads(order="updated"), _SCANNED):
+    for info in itertools.islice(site.store.list_threads([], newest=True), _SCANNED):
         if len(threads) >= _MOST:
             break
         metadata = json.dumps(clean(to_json(dict(info.metadata))), ensure_ascii=False)
@@ -55,11 +56,13 @@ def _named_runs(site: Site, text: str) -> Iterator[RunInfo]:
 
 
 def search_states(site: Site, text: str, after: str | None) -> dict[str, Any]:
-    """Look into the newest state of threads, the last changed first, for a few seconds."""
+    """Search the newest state of threads, the last changed first, for a few seconds."""
     matches: list[dict[str, str]] = []
     looked, skipped, cursor = 0, 0, after
+    damaged: list[Corrupt] = []
+    threads = site.store.list_threads(damaged, newest=True, before=parse_thread_cursor(after or ""))
     until = time.monotonic() + _LIMIT_S
-    for info in itertools.islice(site.store.threads(order="updated", after=after), _STATES):
+    for info in itertools.islice(threads, _STATES):
         if time.monotonic() > until or len(matches) >= _MOST:
             break
         looked, cursor = looked + 1, info.cursor
@@ -77,7 +80,7 @@ def search_states(site: Site, text: str, after: str | None) -> dict[str, Any]:
     else:
         if looked < _STATES:
             cursor = None
-    return {"matches": matches, "looked": looked, "skipped": skipped, "next": cursor}
+    return {"matches": matches, "looked": looked, "skipped": skipped + len(damaged), "next": cursor}
 
 
 def find_text(state: Any, text: str) -> dict[str, str] | None:
@@ -118,7 +121,8 @@ def search(site: Site, request: Request) -> Response:
         else None
     )
     return site.page(
-        request, "search", q=text, found=found, states=states, command=command_line("ls", *filter(None, [text])),
+        request, "search", q=text, found=found, states=states, command=command_line("ls", text),
+        command_note="lists ids that begin with it" if text else "",
         json_link=f"/search.json?{request.url.query}",
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from outlive.errors import BadArgument, OutliveError
+from outlive.backend import escape
+from outlive.errors import BadArgument, Corrupt, OutliveError
 from outlive.inspector.site import Site, command_line
 from outlive.retention.policy import Retain
 from outlive.view.advice import message_with_advice
@@ -72,7 +74,8 @@ class Verification:
 
 
 def store(site: Site, request: Request, verification: Verification) -> Response:
-    newest = list(itertools.islice(site.store.threads(order="updated"), _SAMPLE))
+    damaged: list[Corrupt] = []
+    newest = list(itertools.islice(site.store.list_threads(damaged, newest=True), _SAMPLE))
     largest = sorted(newest, key=lambda info: -info.stored_bytes)[:_LARGEST]
     size = site.store.size()
     facts = site.store.facts()
@@ -90,6 +93,7 @@ def store(site: Site, request: Request, verification: Verification) -> Response:
             for info in largest
         ],
         sample=len(newest),
+        damaged=[message_with_advice(error) for error in damaged],
         ratio=_ratio(site, largest),
         growth=_growth(newest),
         findings=_findings(site),
@@ -103,7 +107,10 @@ def store(site: Site, request: Request, verification: Verification) -> Response:
 
 def _ratio(site: Site, infos: Sequence[ThreadInfo]) -> str:
     """Return how many times smaller the store is than whole states, of the largest threads that are quick to measure."""
-    sizes = [site.store.thread(info.id).size() for info in infos if info.checkpoints <= 1_000]
+    sizes = []
+    for info in infos:
+        with contextlib.suppress(Corrupt):  # what verify is for
+            sizes += [site.store.thread(info.id).size()] if info.checkpoints <= 1_000 else []
     stored, whole = sum(size.stored_bytes for size in sizes), sum(size.state_bytes for size in sizes)
     return f"{whole / stored:.1f}" if stored and whole > stored else ""
 
@@ -132,14 +139,21 @@ def _findings(site: Site) -> list[dict[str, Any]]:
 
 
 def doctor_json(site: Site, request: Request) -> Response:
-    return site.json("doctor", _findings(site))
+    findings = _findings(site)
+    is_ok = not any(finding["level"] in ("warning", "problem") for finding in findings)
+    return site.json("doctor", findings, is_ok=is_ok)
 
 
 def stats_json(site: Site, request: Request) -> Response:
-    """Answer as `outlive stats`, for the threads that changed last."""
-    newest = itertools.islice(site.store.threads(order="updated"), _SAMPLE)
-    items = [sizes_item(info.id, site.store.thread(info.id).size()) for info in newest]
-    return site.json("stats", sorted(items, key=lambda item: -int(item["stored_bytes"])))
+    """Answer as `outlive stats`, for the threads that changed last; one that is damaged is left out."""
+    damaged: list[Corrupt] = []
+    newest = list(itertools.islice(site.store.list_threads(damaged, newest=True), _SAMPLE))
+    items = []
+    for info in sorted(newest, key=lambda info: escape(info.id)):
+        with contextlib.suppress(Corrupt):
+            items.append(sizes_item(info.id, site.store.thread(info.id).size()))
+    items.sort(key=lambda item: -int(item["stored_bytes"]))
+    return site.json("stats", items, is_ok=not damaged and len(items) == len(newest))
 
 
 def sweep_json(site: Site, request: Request) -> Response:

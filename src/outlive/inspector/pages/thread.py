@@ -16,7 +16,8 @@ from outlive.inspector.state_page import state_level
 from outlive.view.answers import describe_schema
 from outlive.view.checkpoints import read_content
 from outlive.view.escape import escape_terminal
-from outlive.view.items import checkpoint_item, question_item, thread_item
+from outlive.view.history import Selection, read_history
+from outlive.view.items import question_item, thread_item
 from outlive.view.lanes import lane_rows
 from outlive.view.lease_clock import LeaseClock
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _ROWS = 100  # of the tree, before scripts show a window of all
 _BATCH = 1_000  # checkpoints that scripts ask for at once
 _MOST_RUNS = 20
+_MOST_BYTES = 1 << 20  # of a state that is read for what a step of a graph did
 
 
 def thread(site: Site, request: Request) -> Response:
@@ -116,11 +118,13 @@ def _tree_row(info: CheckpointInfo, runs: dict[str | None, int]) -> list[Any]:
 
 
 def history_json(site: Site, request: Request) -> Response:
-    place = Place(site, request)
-    limit = 2 * _ROWS
-    page = list(place.thread.history(limit=limit + 1, before=request.query_params.get("before") or None))
-    items = [checkpoint_item(info) for info in page[:limit]]
-    return site.json("history", items, page[limit - 1].cursor if len(page) > limit else None)
+    place, before = Place(site, request), request.query_params.get("before") or None
+    selection: Selection = {"before": before, "filter": {}, "run": None, "all_namespaces": False}
+    with site.access.turn():
+        page = read_history(
+            site.store, place.thread, selection, 2 * _ROWS, is_raw=False, max_state_bytes=_MOST_BYTES
+        )
+    return site.json("history", page.items(), page.next)
 
 
 def show_json(site: Site, request: Request) -> Response:

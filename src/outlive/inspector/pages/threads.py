@@ -17,13 +17,12 @@ from outlive.errors import BadArgument, Corrupt
 from outlive.inspector.access import PAGE
 from outlive.inspector.pages.runs import STANDINGS
 from outlive.inspector.site import Site, command_line
-from outlive.sync.iterator import each
-from outlive.threads.listing import Threads
 from outlive.values import parse_thread_cursor
 from outlive.view.advice import message_with_advice
-from outlive.view.escape import quote_argument
+from outlive.view.escape import quote_word
 from outlive.view.items import thread_item
 from outlive.view.lease_clock import LeaseClock
+from outlive.view.runs import run_of_head
 from outlive.view.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -31,6 +30,12 @@ if TYPE_CHECKING:
 
 
 FIELDS = ("prefix", "filter", "standing", "larger", "untouched", "asks")
+_LABELS = {
+    "standing": "of the run",
+    "larger": "of the size",
+    "untouched": "of the age",
+    "asks": "of questions",
+}
 _MOST_QUESTIONS = 10_000
 _SCANNED = 2_000  # threads that are looked at for a page, when a filter leaves few
 
@@ -59,7 +64,7 @@ def list_page(site: Site, request: Request, damaged: list[Corrupt]) -> Listing:
         if len(items) == PAGE or looked == _SCANNED:
             return Listing(items, _place(last, is_newest), looked, asking)
         last, looked = info, looked + 1
-        run = _run_of_head(site, info, clock)
+        run = run_of_head(site.store, info, clock)
         if accepts(info, run):
             items.append(thread_item(info, run))
     return Listing(items, None, looked, asking)
@@ -82,7 +87,7 @@ def _threads(
         selection |= {"newest": True, "before": cursor}
     else:
         selection["after"] = after
-    return each(Threads(site.store.engine, site.store.tenant, damaged=damaged, **selection))
+    return site.store.list_threads(damaged, **selection)
 
 
 Condition = Callable[["ThreadInfo", dict[str, Any] | None], bool]
@@ -104,13 +109,6 @@ def _parse_conditions(params: Mapping[str, str], asking: Counter[str]) -> Condit
         )
 
     return accepts
-
-
-def _run_of_head(site: Site, info: ThreadInfo, clock: LeaseClock) -> dict[str, Any] | None:
-    if info.head is None or info.head.run is None:
-        return None
-    run = site.store.find_run(info.head.run, thread=info.id)
-    return None if run is None else {"id": run.id, "status": run.status, "standing": clock.standing(run)}
 
 
 def parse_filter(text: str) -> dict[str, Any]:
@@ -148,17 +146,25 @@ def threads(site: Site, request: Request) -> Response:
         after=params.get("after", ""),
         damaged=[message_with_advice(error) for error in damaged],
         command=_command(params, order),
+        command_note=_command_note(params),
         json_link=f"/threads.json?{request.url.query}" if request.url.query else "/threads.json",
         live="threads",
     )
 
 
 def _command(params: Mapping[str, str], order: str) -> str:
-    filters = [f"--filter {quote_argument(pair)}" for pair in params.get("filter", "").split()]
-    words = [params["prefix"]] if params.get("prefix") else []
-    return " ".join([command_line("ls", *words, sort="age" if order != "id" else None), *filters])
+    filters = "".join(f" --filter={quote_word(pair)}" for pair in params.get("filter", "").split())
+    options = {"after": params.get("after")} if order == "id" else {"sort": "age"}
+    return command_line(f"ls{filters}", params.get("prefix", ""), **options)
+
+
+def _command_note(params: Mapping[str, str]) -> str:
+    """Return what the command does not do as the page does."""
+    left_out = [_LABELS[name] for name in _LABELS if params.get(name)]
+    return f"without the filter {' and '.join(left_out)}" if left_out else ""
 
 
 def threads_json(site: Site, request: Request) -> Response:
-    listing = list_page(site, request, [])
-    return site.json("ls", listing.items, listing.next)
+    damaged: list[Corrupt] = []
+    listing = list_page(site, request, damaged)
+    return site.json("ls", listing.items, listing.next, is_ok=not damaged)

@@ -5,7 +5,7 @@ import { describe } from "./tree.js";
 
 const HEIGHT = 56;
 const MOST_BARS = 240;
-const WIDEST = 16;
+const WIDEST = 28;
 
 export class Scrubber {
   constructor(history, choose) {

@@ -75,7 +75,7 @@ export class ThreadPage {
   /** The view that was asked for last; the right side may still show another one. */
   get view() {
     const view = this.wanted ?? this.detail?.dataset.viewNow;
-    return view === "large" ? null : view;
+    return ["large", "unreadable"].includes(view) ? null : view;
   }
 
   setView(view) {
@@ -139,7 +139,7 @@ export class ThreadPage {
     if (this.detail.dataset.commandLine) {
       command.textContent = this.detail.dataset.commandLine;
       const copy = command.parentElement.querySelector("[data-copy]");
-      if (copy) copy.dataset.copy = this.detail.dataset.commandLine;
+      if (copy) copy.dataset.copy = this.detail.dataset.commandCopy;
     }
     const fork = document.querySelector("[data-fork]");
     if (fork) { const address = new URL(fork.href); address.searchParams.set("at", decodeURIComponent(this.detail.dataset.at)); fork.href = address.href; }
