@@ -8,6 +8,8 @@ on one thread of a store that nobody writes to.
 from __future__ import annotations
 
 import asyncio
+import gc
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,9 @@ from figures.listing import fill_some
 from measure import Race, settled
 from outlive.inspector import app
 from scale import Scale
-from table import Row, milliseconds, shown, within
+from table import Row, at_most, milliseconds, shown, within
+from text import prose
+from workloads import SEED
 
 _CHECKPOINTS, _OPEN, _WATCHED_S = 10_000, 50, 5.0
 _FILLERS = 128
@@ -42,10 +46,35 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
         yield shown("1,000 rows of its tree, CPU", milliseconds(_time(store, "/tree.json?id=talk", 5)))
         yield shown(f"{_OPEN} open pages, CPU per second", milliseconds(asyncio.run(_watch(store))))
     with settled(), ours.open_store(room / "large.db") as store:
-        store.thread("large").save({"parts": ["x" * 65_536 for _ in range(16 * scale.megabytes)]})
+        store.thread("large").save({"parts": _parts(scale.megabytes)})
+    with settled(), ours.open_store(room / "large.db") as store:
         asks = milliseconds(_time(store, "/thread?id=large", 5))
-        loads = _time(store, "/thread?id=large&load=1&view=state", 3)
+        address = "/thread?id=large&load=1&view=state"
+        grown = _grown_bytes(store, address) / (scale.megabytes << 20)
+        loads = _time(store, address, 3)
         yield within(f"state of {scale.megabytes} MB, CPU", loads, 0.500, f"before it is asked for {asks}")
+        yield at_most("peak memory of that page / the state", grown, 4)
+
+
+def _parts(megabytes: int) -> list[str]:
+    """Return texts of 64 KiB that all differ."""
+    text = prose(random.Random(SEED), 1 << 20)
+    return [f"{at:06} {text[at * 997 % (1 << 19) :][: (1 << 16) - 7]}" for at in range(16 * megabytes)]
+
+
+def _grown_bytes(store: outlive.Store, path: str) -> int:
+    """Return by how much the memory of this process grows at most while a page is made (Linux)."""
+    application = app(store)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins at what is in use now
+    before = _memory("VmRSS")
+    asyncio.run(_request(application, path))
+    return _memory("VmHWM") - before
+
+
+def _memory(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 async def _fill(path: Path, count: int) -> None:

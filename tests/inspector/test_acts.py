@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import outlive
-from rig.inspected import act
+from rig.inspected import act, fill
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request, tmp_path):
+    url = tmp_path / "agent.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    with outlive.open(url) as store:
+        fill(store)
+        yield store
 
 
 def test_an_answer_by_the_form_wakes_a_worker(store, writer):

@@ -128,6 +128,32 @@ def test_a_page_that_is_put_in_has_only_known_elements(visitor):
 # A thread
 
 
+def test_a_page_that_changes_keeps_what_the_reader_has_in_hand(visitor):
+    """`morph` leaves what is in both pages: the focus, a selection, what is unfolded, and where it is scrolled to."""
+    page = visitor.open()
+    page.goto("/threads")
+    kept = page.evaluate(
+        """async () => {
+          const { make, morph } = await import(document.body.dataset.root + "/static/dom.js");
+          const made = (...before) => make("div", {}, ...before, make("section", { id: "s" }, make("p", {}, "text"),
+            make("details", {}, make("summary", {}, "more"), "inner"), make("button", {}, "act")), make("p", { "data-key": "k" }, "row"));
+          const own = made();
+          document.body.append(own);
+          const [details, button, row] = ["details", "button", "[data-key]"].map((name) => own.querySelector(name));
+          details.open = true; button.focus();
+          const other = () => made(make("p", {}, "new on top"), make("p", { "data-key": "j" }, "another row"));
+          morph(own, other());
+          const kept = [details.isConnected && details.open, document.activeElement === button, row.isConnected];
+          details.open = false;
+          const isEqual = own.isEqualNode(other());
+          morph(own, made());
+          own.remove();
+          return [...kept, isEqual, own.isEqualNode(made())];
+        }"""
+    )
+    assert kept == [True] * 5
+
+
 def test_keys_walk_through_a_thread(visitor):
     page = visitor.open()
     page.goto("/")
@@ -249,8 +275,11 @@ def test_steps_of_a_run_appear(visitor, store):
         page.goto("/run?id=long-1")
         expect(page.locator(".waterfall")).to_contain_text("first")
         page.wait_for_timeout(1500)  # the first look
+        page.locator(".wmore summary").click()
         run.step("second", lambda: 2)
         expect(page.locator(".waterfall")).to_contain_text("second")
+        expect(page.locator(".wmore[open]")).to_contain_text("key")  # what was unfolded stays, with the focus
+        expect(page.locator(".wmore summary").first).to_be_focused()
 
 
 # Acts

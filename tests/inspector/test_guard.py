@@ -25,15 +25,13 @@ FOLDER = Path(outlive.__file__).parent / "inspector"
 
 
 @pytest.mark.parametrize(
-    "path", [*PAGES, "/now.json", "/static/style.css", "/healthz", "/nowhere", "/x/../threads"]
-)
-@pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil.example:7788", ""]
 )
-def test_another_host_is_refused_before_routing(store, path, host):
+def test_another_host_is_refused_before_routing(store, host):
     client = client_of(store, hosts=LOOPBACK)
-    answer = client.get(path, headers={"host": host})
-    assert (answer.status_code, "trip" in answer.text) == (421, False)
+    for path in (*PAGES, "/now.json", "/static/style.css", "/healthz", "/nowhere", "/x/../threads"):
+        answer = client.get(path, headers={"host": host})
+        assert (answer.status_code, "trip" in answer.text) == (421, False), path
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:7788", "127.0.0.1:1", "[::1]:7788"])

@@ -12,7 +12,6 @@ import pytest
 
 from outlive.view.checkup import Finding
 from rig.inspected import HOSTILE, client_of, write_graph
-from rig.program import fresh
 
 
 @pytest.mark.parametrize(
@@ -30,18 +29,18 @@ from rig.program import fresh
         ("/sweep.json?keep_last=1", ["sweep", "--keep-last", "1", "--dry-run"]),
     ],
 )
-def test_json_is_that_of_the_command_line(client, tmp_path, path, line):
+def test_json_is_that_of_the_command_line(program, client, tmp_path, path, line):
     page = client.get(path).json()
-    printed = json.loads(fresh(*line, "--json", "--store", tmp_path / "agent.db").out)
+    printed = json.loads(program(*line, "--json", "--store", tmp_path / "agent.db").out)
     assert page.keys() == printed.keys()
     assert [item.keys() for item in page["items"]] == [item.keys() for item in printed["items"]]
     assert [item.get("id") for item in page["items"]] == [item.get("id") for item in printed["items"]]
 
 
-def test_json_of_a_graph_says_what_each_step_did_as_the_command_line_does(store, client, tmp_path):
+def test_json_of_a_graph_says_what_each_step_did_as_the_command_line_does(program, store, client, tmp_path):
     write_graph(store)
     page = client.get("/history.json?id=graph-1").json()
-    printed = json.loads(fresh("history", "graph-1", "--json", "--store", tmp_path / "agent.db").out)
+    printed = json.loads(program("history", "graph-1", "--json", "--store", tmp_path / "agent.db").out)
     assert page["items"] == printed["items"]
     assert page["items"][0]["next_nodes"] == ["book"]
 
@@ -55,34 +54,33 @@ def test_json_says_when_something_is_wrong(client, monkeypatch):
         assert client.get("/doctor.json").json()["ok"] is is_ok
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/", "/threads", "/threads?prefix=trip", "/threads?filter=user%3Dada", "/threads?order=id&after=secrets", "/runs?all=1",
-        "/runs?status=waiting&agent=refunds", "/run?id=refund-7", "/thread?id=trip-42&view=diff", "/thread?id=trip-42&view=writes",
-        "/thread?id=trip-42&view=state&path=notes.seen", "/thread?id=graph-1&view=raw", "/thread?id=-dash", "/ask/edit?id=trip-42&path=notes",
-        f"/thread?id={quote(HOSTILE)}&view=state&path=messages", "/ask/prune?id=-dash&keep=1",
-    ],
-)  # fmt: skip
-def test_the_command_of_a_page_works(program, store, writer, tmp_path, path):
+PAGES = [
+    "/", "/threads", "/threads?prefix=trip", "/threads?filter=user%3Dada", "/threads?order=id&after=secrets", "/runs?all=1",
+    "/runs?status=waiting&agent=refunds", "/run?id=refund-7", "/thread?id=trip-42&view=diff", "/thread?id=trip-42&view=writes",
+    "/thread?id=trip-42&view=state&path=notes.seen", "/thread?id=graph-1&view=raw", "/thread?id=-dash", "/ask/edit?id=trip-42&path=notes",
+    f"/thread?id={quote(HOSTILE)}&view=state&path=messages", "/ask/prune?id=-dash&keep=1",
+]  # fmt: skip
+
+
+def test_the_command_of_a_page_works(program, store, writer, tmp_path):
     store.thread("-dash").save({"n": 1})
-    if "graph" in path:
-        write_graph(store)
-    text = writer.get(path).text
-    shown = html.unescape(re.search("<code data-command>(.*?)</code>", text)[1])
-    copied = html.unescape(re.search('data-copy="([^"]*)" aria-label="copy the command"', text)[1])
-    assert shlex.split(copied)[1] == f"--store=sqlite:///{tmp_path}/agent.db"
-    words = shlex.split(copied)[1:]
-    ended = program(*words[:2], *(["--dry-run"] if "prune" in path else []), *words[2:])
-    assert ended.code == 0, ended.err
-    assert shlex.split(shown)[1:] == words[1:]  # all but the store
+    write_graph(store)
+    for path in PAGES:
+        text = writer.get(path).text
+        shown = html.unescape(re.search("<code data-command>(.*?)</code>", text)[1])
+        copied = html.unescape(re.search('data-copy="([^"]*)" aria-label="copy the command"', text)[1])
+        words = shlex.split(copied)[1:]
+        assert words[0] == f"--store=sqlite:///{tmp_path}/agent.db", path
+        assert words[1:] == shlex.split(shown)[1:], path
+        ended = program(*words[:2], *(["--dry-run"] if "prune" in path else []), *words[2:])
+        assert ended.code == 0, (path, ended.err)
 
 
-def test_two_threads_are_compared_by_the_command_too(store, client, tmp_path):
+def test_two_threads_are_compared_by_the_command_too(program, store, client, tmp_path):
     store.thread("other").save({"notes": {}}, id="first")
     text = client.get("/thread?id=trip-42&view=diff&with=first&thread=other").text
     command = html.unescape(re.search("<code data-command>(.*?)</code>", text)[1])
-    printed = fresh(*shlex.split(command)[1:], "--json", "--store", tmp_path / "agent.db")
+    printed = program(*shlex.split(command)[1:], "--json", "--store", tmp_path / "agent.db")
     page = client.get("/diff.json?id=trip-42&with=first&thread=other").json()
     assert page["items"] == json.loads(printed.out)["items"] != []
 

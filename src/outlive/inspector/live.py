@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from outlive.inspector.site import Site
+    from outlive.runs.lease import RunInfo
 
 INTERVAL_S = 1.0
 _MOST = 100  # open pages
@@ -86,10 +87,7 @@ class Live:
             return {"mark": "" if head is None else head.cursor}
         if kind == "run" and id:
             run = store.find_run(id, thread=thread or None)
-            steps = [] if run is None else store.steps(id, thread=run.thread)
-            return {
-                "mark": _digest([run.status if run else None, [(step.key, step.status) for step in steps]])
-            }
+            return {"mark": "" if run is None else _digest(self._run_marks(run))}
         if kind == "threads":
             newest = next(iter(store.threads(order="updated", limit=1)), None)
             return {"mark": "" if newest is None else newest.cursor}
@@ -102,6 +100,14 @@ class Live:
         ]
         counts = {"questions": len(questions), **{name: len(items) for name, items in groups.items()}}
         return {"counts": counts, "mark": _digest([settled, questions])}
+
+    def _run_marks(self, run: RunInfo) -> list[Any]:
+        """Return what the page of a run shows changes of, without what a heartbeat changes."""
+        store = self._site.store
+        steps = [(step.key, step.status, step.tries) for step in store.steps(run.id, thread=run.thread)]
+        asked = store.questions(status=None, thread=run.thread, events=True)
+        questions = [(question.name, question.status) for question in asked if question.run == run.id]
+        return [run.status, run.attempt, run.iteration, run.phase, steps, questions]
 
 
 def _digest(value: Any) -> str:

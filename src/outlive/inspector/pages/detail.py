@@ -30,7 +30,7 @@ VIEWS = ("chat", "state", "diff", "writes", "raw", "metadata")
 _TURNS = 60  # of a long conversation, the latest
 _ROOM = 400  # characters of a changed value
 _WHOLE = 100_000  # characters of a value that is unfolded
-_RAW_BYTES = 2_000_000
+_RAW_BYTES = 500_000
 
 
 def detail(site: Site, request: Request) -> Response:

@@ -70,6 +70,32 @@ export function rebuild(node) {
   return isDrawn ? draw(name, attributes, ...children) : make(name, attributes, ...children);
 }
 
+function keyOf(node) {
+  return node.nodeType === Node.ELEMENT_NODE ? node.dataset.key ?? (node.id || node.getAttribute("aria-labelledby")) : null;
+}
+
+function isAlike(one, other) {
+  return one?.nodeName === other.nodeName && keyOf(one) === keyOf(other);
+}
+
+/** Change an element into what was made again. What is in both stays: its focus, its selection, its place, what is unfolded. */
+export function morph(own, fresh) {
+  if (own.isEqualNode(fresh)) return;
+  if (own.nodeType === Node.TEXT_NODE) { own.data = fresh.data; return; }
+  for (const { name } of [...own.attributes]) if (!fresh.hasAttribute(name) && name !== "open") own.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (own.getAttribute(name) !== value) own.setAttribute(name, value);
+  let at = own.firstChild;
+  for (const child of [...fresh.childNodes]) {
+    let match = at;
+    if (keyOf(child)) while (match && !isAlike(match, child)) match = match.nextSibling;
+    if (!match || !isAlike(match, child)) { own.insertBefore(child, at); continue; }
+    while (at !== match) { const gone = at; at = at.nextSibling; gone.remove(); }
+    morph(match, child);
+    at = match.nextSibling;
+  }
+  while (at) { const gone = at; at = at.nextSibling; gone.remove(); }
+}
+
 // Text as the pages of the server have it
 
 const UNITS = ["B", "kB", "MB", "GB", "TB"];

@@ -2,7 +2,7 @@
 //
 // Rows that are in the page change where they are. A row that is new waits behind a notice, unless the reader follows.
 
-import { enableCopying, make, read, rebuild, root } from "./dom.js";
+import { enableCopying, make, morph, read, rebuild, root } from "./dom.js";
 
 export class Live {
   constructor(topic, thread) {
@@ -64,8 +64,8 @@ export class Live {
     const rows = new Map([...page.querySelectorAll("main [data-key]")].map((row) => [row.dataset.key, row]));
     for (const row of document.querySelectorAll("main [data-key]")) {
       const now = rows.get(row.dataset.key);
+      if (now && now.textContent !== row.textContent) morph(row, rebuild(now));
       row.classList.toggle("gone", !now);
-      if (now && now.textContent !== row.textContent && !row.contains(document.activeElement)) row.replaceWith(rebuild(now));
       rows.delete(row.dataset.key);
     }
     return rows.size;
@@ -73,18 +73,12 @@ export class Live {
 
   /** Show the new page here; the row at the top of the screen stays where it is. */
   replace(page) {
-    const anchor = [...document.querySelectorAll("main [data-key]")].find((row) => row.getBoundingClientRect().top >= 0);
-    const [key, top] = anchor ? [anchor.dataset.key, anchor.getBoundingClientRect().top] : [null, 0];
-    const focused = document.activeElement?.closest("main [data-key]")?.dataset.key;
-    const opened = new Set([...document.querySelectorAll("main [data-key]:has(details[open])")].map((row) => row.dataset.key));
     const main = document.querySelector("main");
-    main.replaceChildren(...[...page.querySelector("main").childNodes].map(rebuild));
+    const anchor = [...main.querySelectorAll("[data-key]")].find((row) => row.getBoundingClientRect().top >= 0);
+    const top = anchor?.getBoundingClientRect().top;
+    morph(main, rebuild(page.querySelector("main")));
     enableCopying(main);
-    for (const row of main.querySelectorAll("[data-key]")) {
-      if (opened.has(row.dataset.key)) row.querySelector("details")?.setAttribute("open", "");
-      if (row.dataset.key === key && scrollY > 0) scrollBy(0, row.getBoundingClientRect().top - top);
-      if (row.dataset.key === focused) row.querySelector("a")?.focus({ preventScroll: true });
-    }
+    if (anchor?.isConnected && scrollY > 0) scrollBy(0, anchor.getBoundingClientRect().top - top);
     this.hide();
   }
 
