@@ -4,6 +4,8 @@ import asyncio
 import sys
 
 import pytest
+from pydantic import BaseModel
+from workflows import Context, Workflow, step
 from workflows.errors import WorkflowRuntimeError
 from workflows.events import Event, HumanResponseEvent, InputRequiredEvent, StartEvent, StopEvent
 
@@ -11,7 +13,6 @@ import outlive
 from outlive.adapters.llama_index import OutliveContexts, aresume, arun, resume, run
 from outlive.errors import BadArgument, HeadMoved, LeaseLost, ThreadBusy
 from rig.adapters import LEASE_S, Calls, die, recover
-from workflows import Context, Workflow, step
 
 
 class Found(Event):
@@ -327,6 +328,68 @@ def test_a_context_names_no_type_that_is_imported(each_store, folder):
 async def read_log(contexts, folder):
     context = await contexts.load(Planner(folder))
     return await context.store.get("log")
+
+
+class Trip(BaseModel):
+    cities: list[str] = []
+
+
+class Stay(BaseModel):
+    nights: int
+
+
+class Verdict(HumanResponseEvent):
+    """An event that no step takes: one waits for it."""
+
+    approved: bool
+
+
+class Traveller(Workflow):
+    @step
+    async def go(self, ctx: Context[Trip], ev: StartEvent) -> StopEvent:
+        await ctx.store.set("cities", ["Porto"])
+        verdict = await ctx.wait_for_event(
+            Verdict, waiter_event=InputRequiredEvent(), waiter_id="go", timeout=None
+        )
+        state = await ctx.store.get_state()
+        return StopEvent(result=[*state.cities, verdict.approved])
+
+
+def stay(kind):
+    class Hidden(BaseModel):
+        nights: int
+
+    return {"known": Stay, "hidden": Hidden}[kind](nights=2)
+
+
+class Guest(Workflow):
+    @step
+    async def come(self, ctx: Context, ev: StartEvent) -> InputRequiredEvent:
+        await ctx.store.set("stay", stay(ev.kind))
+        return InputRequiredEvent()
+
+    @step
+    async def leave(self, ctx: Context, ev: HumanResponseEvent) -> StopEvent:
+        return StopEvent(result=(await ctx.store.get("stay")).nights)
+
+
+def test_the_state_and_the_models_of_a_module_need_no_mention(each_store):
+    options = {"respond": lambda answer: Verdict(approved=answer)}
+    run(Traveller(timeout=None), thread_id="trip", store=each_store, run_id="r", **options)
+    (question,) = each_store.questions()
+    each_store.answer("r", question.name, True)
+    report = each_store.recover({"Traveller": lambda run: resume(Traveller(), run, **options)})
+    assert [info.result for info in report.resumed] == [["Porto", True]]
+
+
+def test_what_no_other_process_could_load_is_refused_when_it_is_saved(each_store):
+    with pytest.raises(BadArgument, match=r"types=\[\.\.\.\] with .*\.Hidden"):
+        run(Guest(timeout=None), {"kind": "hidden"}, thread_id="a", store=each_store)
+    run(Guest(timeout=None), {"kind": "known"}, thread_id="b", store=each_store, run_id="r")
+    (question,) = each_store.questions()
+    each_store.answer("r", question.name, True)
+    report = each_store.recover({"Guest": lambda run: resume(Guest(), run)})
+    assert [info.result for info in report.resumed] == [2]
 
 
 def test_wrong_arguments_say_what_to_do(folder):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any, cast
 
+from workflows import Workflow
 from workflows.context import JsonSerializer
 from workflows.events import (
     Event,
@@ -34,7 +35,7 @@ from outlive.adapters.common import running
 from outlive.adapters.common.current import Work, save_in_run
 from outlive.adapters.common.plain import jsonable
 from outlive.adapters.common.questions import ask_all
-from outlive.adapters.llama_index.contexts import NAMESPACE, Types, dumped, loaded, serializer_of
+from outlive.adapters.llama_index.contexts import NAMESPACE, Types, dumped_in_run, loaded, serializer_of
 from outlive.errors import BadArgument
 from outlive.runs.lease import RunInfo
 from outlive.runs.options import SubmitOptions
@@ -44,7 +45,6 @@ from outlive.store import AsyncStore
 from outlive.sync.run import Run
 from outlive.sync.store import Store
 from outlive.threads.thread import AsyncThread
-from workflows import Workflow
 
 _MARK = "llama-index"
 Start = Mapping[str, Any] | StartEvent | None
@@ -79,7 +79,7 @@ def run(
     """Run a workflow as a run of `store`, and return its outcome.
 
     `start` is its start event, or what makes one. `types` are classes that its context may hold, other
-    than its events. `on_event` gets what it writes to its stream. `respond` makes an event of an answer;
+    than its events, its state and the models in its module. `on_event` gets what it writes to its stream. `respond` makes an event of an answer;
     by default a HumanResponseEvent. `options` are those of `store.run`; `store.recover` chooses a handler
     by `agent` (default: the name of the workflow's class). With the `run_id` of a run that has ended,
     return its result and call nothing. Raises ThreadBusy while another run has this thread, LeaseLost
@@ -263,7 +263,7 @@ class _Drive:
         """Save the context as it is before a step begins."""
         async with self._saving:
             state = {
-                **dumped(self._handler.ctx, self._serializer),
+                **dumped_in_run(self._handler.ctx, self._serializer),
                 "run": self._current.run.id,
                 "questions": self._questions,
                 "asked": self._asked,
