@@ -114,8 +114,14 @@ class KnownTypes(JsonSerializer):
 def serializer_of(workflow: Workflow, types: Types) -> KnownTypes:
     """Return a serializer that loads the events and the state of a workflow, the models in its module, and the types of the caller."""
     events = {event for event in workflow.events if isinstance(event, type)}
-    states = {step._step_config.context_state_type for step in workflow._get_steps().values()} - {None}
-    own = {*events, *states, workflow.start_event_class, workflow.stop_event_class, *types}
+    states = {step._step_config.context_state_type for step in workflow._get_steps().values()}
+    own = {
+        *events,
+        *(kind for kind in states if kind is not None),
+        workflow.start_event_class,
+        workflow.stop_event_class,
+        *types,
+    }
     names = {_name_of(kind) for kind in own}
     module = vars(sys.modules[type(workflow).__module__]).values()
     models = {kind for kind in module if isinstance(kind, type) and issubclass(kind, BaseModel)}
