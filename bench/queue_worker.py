@@ -24,9 +24,9 @@ def _ask(run: outlive.Run) -> float:
 
 
 def work_theirs(url: str) -> None:
-    import workflows
+    import dbos_workflows
 
-    with workflows.launched(url):
+    with dbos_workflows.launched(url):
         print("ready", flush=True)
         threading.Event().wait()
 

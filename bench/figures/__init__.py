@@ -41,7 +41,7 @@ FIGURES = (
     "start",
 )
 # They need the environment of the frameworks: ./dev bench --frameworks.
-FRAMEWORKS = ("openai-agents", "strands", "agent-framework", "adk")
+FRAMEWORKS = ("openai-agents", "pydantic-ai", "claude", "strands", "agent-framework", "adk", "llama-index")
 
 
 def module_path(name: str) -> Path:

@@ -3,6 +3,9 @@
 Each process reads the session, adds one to a counter in its state and appends the event, 500 times. A
 process that is told that the session has changed reads it again. An update is lost when the service
 accepted it and the counter does not have it.
+
+Then a session grows by two events with 800 characters of text with each turn, up to 2,000 events. Both sides append in
+turn on one event loop; ours keeps the state after each event.
 """
 
 from __future__ import annotations
@@ -15,11 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from google.adk.events import Event
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from google.genai import types
 
+import growing
+from measure import bytes_in
 from outlive.adapters.adk import OutliveSessionService
 from scale import Scale
-from table import Row, Versus, duration
+from table import Row, Versus, duration, megabytes
 
 _PROCESSES, _UPDATES = 2, 500
 _PLACE = {"app_name": "bench", "user_id": "ann", "session_id": "count"}
@@ -40,6 +47,38 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
     what = f"Google ADK: lost of {count:,} accepted updates by two processes"
     measured = f"{mine} in {duration(mine_s)} (SqliteSessionService {theirs} in {duration(theirs_s)})"
     yield Row(what, measured, "<= 0", mine == 0, Versus(what, str(mine), str(theirs)))
+    yield from _growing(scale, room)
+
+
+def _growing(scale: Scale, room: Path) -> Iterator[Row]:
+    folders = {side: room / side for side in ("mine", "theirs")}
+    turns = growing.turns_of(scale)
+    with asyncio.Runner() as runner:
+        services = {}
+        for side, folder in folders.items():
+            folder.mkdir()
+            services[side] = opened(side, str(folder / "agent.db"))
+        adders = {side: runner.run(_adder(service)) for side, service in services.items()}
+        race = growing.grow(runner, adders["mine"], adders["theirs"], turns)
+        for service in services.values():
+            session = runner.run(service.get_session(**_PLACE))
+            if len(session.events) != 2 * len(turns):
+                raise AssertionError("a session came back with other events")
+    services["mine"].close()
+    mine, theirs = (bytes_in(folder) for folder in folders.values())
+    beside = f"SqliteSessionService {megabytes(theirs)} with the last"
+    yield from growing.rows("Google ADK", "SqliteSessionService", race, mine, beside)
+
+
+async def _adder(service: Any) -> growing.Add:
+    session = await service.create_session(**_PLACE)
+
+    async def add(turn: growing.Turn) -> None:
+        for author, text in zip(("user", "guide"), turn, strict=True):
+            content = types.Content(role="user", parts=[types.Part(text=text)])
+            await service.append_event(session, Event(author=author, content=content))
+
+    return add
 
 
 def opened(side: str, path: str) -> Any:

@@ -15,9 +15,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
+import dbos_workflows
 import ours
 import servers
-import workflows
 from scale import Scale
 from table import Row, at_least
 
@@ -37,7 +37,7 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
     ratios = sorted(mine / theirs for mine, theirs in rates)
     mine, theirs = (median(side) for side in zip(*rates, strict=True))
     note = f"{mine:,.0f} against {theirs:,.0f} runs/s; rounds {ratios[0]:.1f}-{ratios[-1]:.1f}x"
-    yield at_least(f"PostgreSQL: queued runs per second / {workflows.NAME}", median(ratios), 2, note)
+    yield at_least(f"PostgreSQL: queued runs per second / {dbos_workflows.NAME}", median(ratios), 2, note)
 
 
 def _ours(url: str, count: int) -> float:
@@ -52,10 +52,10 @@ def _ours(url: str, count: int) -> float:
 
 
 def _theirs(url: str, count: int) -> float:
-    with workers("theirs", url, _PROCESSES), workflows.client(url) as client:
+    with workers("theirs", url, _PROCESSES), dbos_workflows.client(url) as client:
         start = time.perf_counter()
-        _in_threads(lambda number: workflows.enqueue(client), count)
-        _wait(lambda: workflows.completed(client) == count)
+        _in_threads(lambda number: dbos_workflows.enqueue(client), count)
+        _wait(lambda: dbos_workflows.completed(client) == count)
         return count / (time.perf_counter() - start)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from dbos import DBOS, SetWorkflowID
 
+import dbos_workflows
 import ours
 import servers
-import workflows
 from compare import Curve, Duel, curve
 from measure import Race, Rounds, settled
 from scale import Scale
@@ -39,28 +39,28 @@ def run(scale: Scale, room: Path) -> Iterator[Row | Curve]:
 
 def _rows(name: str, talk: list[Message], places: list[tuple[str, str]]) -> Iterator[Row | Curve]:
     rounds = Rounds([_round(*pair, talk, n) for n, pair in enumerate(places)])
-    what = f"{name}: {len(talk):,} durable steps / {workflows.NAME}"
+    what = f"{name}: {len(talk):,} durable steps / {dbos_workflows.NAME}"
     yield Duel(rounds, "ours", "theirs").row(what, 0.5, by="total")
-    lanes = {"outlive": "ours", workflows.NAME: "theirs"}
+    lanes = {"outlive": "ours", dbos_workflows.NAME: "theirs"}
     yield curve(f"steps-{name.lower()}", f"One durable step, {name}", "step", rounds, 50, lanes)
 
 
 def _round(url: str, peer_url: str, talk: list[Message], seed: int) -> Race:
     """Race inside one workflow; the first step of each side warms up."""
     race = Race(seed)
-    with workflows.launched(peer_url), ours.open_store(url) as store, store.run("worker") as run:
+    with dbos_workflows.launched(peer_url), ours.open_store(url) as store, store.run("worker") as run:
 
         def body() -> None:
-            _warm = run.step("message", lambda: talk[0]), workflows.keep(talk[0])
+            _warm = run.step("message", lambda: talk[0]), dbos_workflows.keep(talk[0])
             with settled():
                 for message in talk:
                     race.lap(
                         ours=partial(run.step, "message", lambda message=message: message),
-                        theirs=partial(workflows.keep, message),
+                        theirs=partial(dbos_workflows.keep, message),
                     )
 
         with SetWorkflowID("talk"):
-            workflows.inside_workflow(body)
+            dbos_workflows.inside_workflow(body)
         _expect(ours.stored_steps(store, run), len(talk) + 1)
         _expect(len(DBOS.list_workflow_steps("talk")), len(talk) + 1)
     return race

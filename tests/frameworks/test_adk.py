@@ -5,19 +5,20 @@ import functools
 import time
 
 import pytest
-from google.adk.agents import LlmAgent, RunConfig
+from google.adk.agents import BaseAgent, LlmAgent, RunConfig, SequentialAgent
 from google.adk.agents.run_config import StreamingMode
 from google.adk.artifacts import InMemoryArtifactService, artifact_util
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.input_validation_error import InputValidationError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
-from google.adk.events import Event, EventActions
+from google.adk.events import Event, EventActions, RequestInput
 from google.adk.models import BaseLlm, LlmResponse
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.tools import FunctionTool, LongRunningFunctionTool, ToolContext
+from google.adk.workflow import START, Workflow
 from google.genai import types
 
 import outlive
@@ -537,6 +538,106 @@ def test_a_run_that_is_killed_after_its_last_event_calls_nothing_again(workers, 
     die(workers, end_and_die, shared_url, str(folder))
     info = recover(shared_url, {"planner": lambda run: resume(agent(folder), run)})
     assert (info.result, Calls(folder).names) == ("done", [*ALL, "end"])
+
+
+# Runs of several agents
+
+
+class InTurn(BaseAgent):
+    """An agent of the program's own, which says nothing about its progress."""
+
+    async def _run_async_impl(self, ctx):
+        for each in self.sub_agents:
+            async for event in each.run_async(ctx):
+                yield event
+
+
+def helper(name, calls):
+    async def work(n: int) -> str:
+        """Work."""
+        calls(f"{name}:{n}")
+        return f"{name} worked"
+
+    script = [[call("work", f"{name}-{n}", n=n)] for n in (1, 2)] + 3 * [text(f"{name} is done")]
+    model = Scripted(script=script, calls=lambda which: calls(f"{name}-{which}"))
+    return LlmAgent(name=name, description=name, model=model, tools=[work])
+
+
+def team(kind, folder, dies_in=None):
+    calls = Calls(folder, dies_in)
+    two = [helper("first", calls), helper("last", calls)]
+
+    def leader(below):
+        script = [[call("transfer_to_agent", "t", agent_name=below.name)]]
+        return LlmAgent(name="team", model=Scripted(script=script), sub_agents=[below])
+
+    match kind:
+        case "agents in sequence":
+            return SequentialAgent(name="team", sub_agents=two)
+        case "an agent that transfers":
+            return leader(two[1])
+        case "an agent that transfers to agents in sequence":
+            return leader(SequentialAgent(name="group", sub_agents=two))
+        case "an agent of its own":
+            return InTurn(name="team", sub_agents=two)
+        case "a workflow":
+            return Workflow(name="team", edges=[(START, *two)])
+
+
+def work_and_die(report, url, folder, kind, name):
+    with outlive.open(url) as store:
+        run(team(kind, folder, name), "go", **MINE, store=store, run_id="r", lease_s=LEASE_S)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated in favor of Workflow:DeprecationWarning")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "agents in sequence",
+        "an agent that transfers",
+        "an agent that transfers to agents in sequence",
+        "an agent of its own",
+        "a workflow",
+    ],
+)
+@pytest.mark.parametrize("name", ["last-model:0", "last:2"])
+def test_several_agents_that_are_killed_are_finished_by_another_process(workers, url, folder, kind, name):
+    die(workers, work_and_die, url, str(folder), kind, name)
+    info = recover(url, {"team": lambda run: resume(team(kind, folder), run)})
+    assert (info.status, info.result) == ("completed", "last is done")
+    names = Calls(folder).names
+    assert {"last:1", "last:2"} <= set(names)
+    if kind in ("agents in sequence", "an agent that transfers"):
+        assert [each for each in names if names.count(each) > 1] == [name, name]
+    answered = {each.id for event in stored_team(url) for each in event.get_function_responses()}
+    assert {each.id for event in stored_team(url) for each in event.get_function_calls()} == answered
+
+
+def stored_team(url):
+    with outlive.open(url) as store:
+        place = {**PLACE, "app_name": "team"}
+        return asyncio.run(OutliveSessionService(store).get_session(**place)).events
+
+
+def test_a_node_of_a_workflow_asks_and_any_process_answers(each_store):
+    def asker():
+        async def ask(node_input):
+            yield RequestInput(interrupt_id="q1", message="how many?")
+
+        def use(node_input):
+            return f"{node_input} nights"
+
+        return Workflow(name="asker", edges=[(START, ask, use)])
+
+    assert run(asker(), "go", **MINE, store=each_store, run_id="r").is_waiting
+    (question,) = each_store.questions()
+    assert question.payload["arguments"]["message"] == "how many?"
+    each_store.answer("r", question.name, "three")
+    report = each_store.recover({"asker": lambda run: resume(asker(), run)})
+    assert [info.result for info in report.resumed] == ["three nights"]
+
+
+# Questions
 
 
 def payer(calls):

@@ -861,6 +861,27 @@ def test_finished_calls_of_agents_in_a_workflow_are_not_repeated(workers, shared
     assert all(names.count(name) == 1 for name in names if name not in ("b:take", "b:model:2")), names
 
 
+@pytest.mark.parametrize("on_event", [None, lambda event: None])
+def test_an_agent_in_a_workflow_has_one_output_which_is_its_text(each_store, on_event):
+    first, last = (AgentExecutor(Agent(Client([text(f"{name} done")] * 2), name=name)) for name in "ab")
+    builder = WorkflowBuilder(name="team", start_executor=first).add_edge(first, last)
+    outcome = run(builder.build(), "go", thread_id="trip", store=each_store, run_id="r", on_event=on_event)
+    assert outcome.output == each_store.find_run("r").result == ["a done", "b done"]
+
+
+def test_messages_are_stored_as_data(each_store):
+    class Speaker(Executor):
+        @handler
+        async def speak(self, words: str, ctx: WorkflowContext[None, list[Message]]) -> None:
+            await ctx.yield_output([Message("assistant", [words])])
+
+    workflow = WorkflowBuilder(name="speaker", start_executor=Speaker(id="speaker")).build()
+    outcome = run(workflow, "go", thread_id="trip", store=each_store, run_id="r")
+    ((message,),) = outcome.output
+    ((stored,),) = each_store.find_run("r").result
+    assert Message.from_dict(stored).text == message.text == "go"
+
+
 @dataclass
 class Ask:
     eur: int

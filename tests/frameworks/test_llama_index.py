@@ -4,6 +4,8 @@ import asyncio
 import sys
 
 import pytest
+from pydantic import BaseModel
+from workflows import Context, Workflow, step
 from workflows.errors import WorkflowRuntimeError
 from workflows.events import Event, HumanResponseEvent, InputRequiredEvent, StartEvent, StopEvent
 
@@ -11,7 +13,6 @@ import outlive
 from outlive.adapters.llama_index import OutliveContexts, aresume, arun, resume, run
 from outlive.errors import BadArgument, HeadMoved, LeaseLost, ThreadBusy
 from rig.adapters import LEASE_S, Calls, die, recover
-from workflows import Context, Workflow, step
 
 
 class Found(Event):
@@ -144,6 +145,78 @@ async def result_of(workflow):
     return await workflow.run(city="Faro")
 
 
+class Sender(Workflow):
+    """Sends events, and is still at work when the others have them."""
+
+    def __init__(self, folder, dies_in=None):
+        super().__init__(timeout=None)
+        self.calls = Calls(folder, dies_in)
+
+    @step
+    async def send(self, ctx: Context, ev: StartEvent) -> Found | None:
+        self.calls("send")
+        for city in ("Faro", "Porto", "Tomar"):
+            ctx.send_event(Found(city=city))
+            while f"book:{city}" not in self.calls.names:
+                await asyncio.sleep(0.01)
+
+    @step
+    async def book(self, ctx: Context, ev: Found) -> Booked:
+        self.calls(f"book:{ev.city}")
+        return Booked(city=ev.city)
+
+    @step
+    async def gather(self, ctx: Context, ev: Booked) -> StopEvent | None:
+        if (booked := ctx.collect_events(ev, [Booked] * 3)) is None:
+            return None
+        return StopEvent(result=sorted(each.city for each in booked))
+
+
+def send_and_die(report, url, folder, name):
+    with outlive.open(url) as store:
+        run(Sender(folder, name), thread_id="trip", store=store, run_id="r", lease_s=LEASE_S)
+
+
+@pytest.mark.parametrize("name", ["send", "book:Porto", "book:Tomar"])
+def test_events_of_a_step_that_runs_again_are_not_there_twice(workers, url, folder, name):
+    die(workers, send_and_die, url, str(folder), name)
+    info = recover(url, {"Sender": lambda run: resume(Sender(folder), run)})
+    assert (info.status, info.result) == ("completed", ["Faro", "Porto", "Tomar"])
+
+
+class Chat(Workflow):
+    def __init__(self, folder, dies_in=None):
+        super().__init__(timeout=None)
+        self.calls = Calls(folder, dies_in)
+
+    @step
+    async def hear(self, ctx: Context, ev: StartEvent) -> Found:
+        await ctx.store.set("heard", [*await ctx.store.get("heard", default=[]), ev.words])
+        return Found(city="")
+
+    @step
+    async def answer(self, ctx: Context, ev: Found) -> StopEvent:
+        heard = await ctx.store.get("heard")
+        self.calls(f"answer:{len(heard)}")
+        return StopEvent(result=heard)
+
+
+def chat_and_die(report, url, folder):
+    with outlive.open(url) as store:
+        options = {"thread_id": "trip", "store": store, "lease_s": LEASE_S}
+        assert run(Chat(folder), {"words": "one"}, **options).result == ["one"]
+        run(Chat(folder, "answer:2"), {"words": "two"}, **options, keep_context=True)
+
+
+def test_a_run_may_begin_with_the_context_of_the_last_one(workers, url, folder):
+    die(workers, chat_and_die, url, str(folder))
+    assert recover(url, {"Chat": lambda run: resume(Chat(folder), run)}).result == ["one", "two"]
+    with outlive.open(url) as store:
+        kept = {"thread_id": "trip", "store": store, "keep_context": True}
+        assert run(Chat(folder), {"words": "three"}, **kept).result == ["one", "two", "three"]
+        assert run(Chat(folder), {"words": "four"}, thread_id="trip", store=store).result == ["four"]
+
+
 # Questions
 
 
@@ -202,6 +275,14 @@ def test_a_question_is_answered_by_any_process(each_store, folder):
     each_store.recover({"Payer": lambda run: resume(Payer(folder), run)})
     assert each_store.find_run("r").result == "said yes"
     assert Calls(folder).names == ["ask", "pay"]
+
+
+def test_the_context_of_a_run_that_was_given_up_is_not_continued(each_store, folder):
+    run(Payer(folder), {"eur": 40}, thread_id="trip", store=each_store, run_id="r")
+    each_store.cancel("r")
+    with pytest.raises(BadArgument, match="in the middle of its workflow"):
+        run(Payer(folder), {"eur": 50}, thread_id="trip", store=each_store, keep_context=True)
+    assert run(Payer(folder), {"eur": 50}, thread_id="trip", store=each_store).is_waiting
 
 
 def test_a_step_that_waits_in_the_middle_is_continued(each_store, folder):
@@ -327,6 +408,68 @@ def test_a_context_names_no_type_that_is_imported(each_store, folder):
 async def read_log(contexts, folder):
     context = await contexts.load(Planner(folder))
     return await context.store.get("log")
+
+
+class Trip(BaseModel):
+    cities: list[str] = []
+
+
+class Stay(BaseModel):
+    nights: int
+
+
+class Verdict(HumanResponseEvent):
+    """An event that no step takes: one waits for it."""
+
+    approved: bool
+
+
+class Traveller(Workflow):
+    @step
+    async def go(self, ctx: Context[Trip], ev: StartEvent) -> StopEvent:
+        await ctx.store.set("cities", ["Porto"])
+        verdict = await ctx.wait_for_event(
+            Verdict, waiter_event=InputRequiredEvent(), waiter_id="go", timeout=None
+        )
+        state = await ctx.store.get_state()
+        return StopEvent(result=[*state.cities, verdict.approved])
+
+
+def stay(kind):
+    class Hidden(BaseModel):
+        nights: int
+
+    return {"known": Stay, "hidden": Hidden}[kind](nights=2)
+
+
+class Guest(Workflow):
+    @step
+    async def come(self, ctx: Context, ev: StartEvent) -> InputRequiredEvent:
+        await ctx.store.set("stay", stay(ev.kind))
+        return InputRequiredEvent()
+
+    @step
+    async def leave(self, ctx: Context, ev: HumanResponseEvent) -> StopEvent:
+        return StopEvent(result=(await ctx.store.get("stay")).nights)
+
+
+def test_the_state_and_the_models_of_a_module_need_no_mention(each_store):
+    options = {"respond": lambda answer: Verdict(approved=answer)}
+    run(Traveller(timeout=None), thread_id="trip", store=each_store, run_id="r", **options)
+    (question,) = each_store.questions()
+    each_store.answer("r", question.name, True)
+    report = each_store.recover({"Traveller": lambda run: resume(Traveller(), run, **options)})
+    assert [info.result for info in report.resumed] == [["Porto", True]]
+
+
+def test_what_no_other_process_could_load_is_refused_when_it_is_saved(each_store):
+    with pytest.raises(BadArgument, match=r"types=\[\.\.\.\] with .*\.Hidden"):
+        run(Guest(timeout=None), {"kind": "hidden"}, thread_id="a", store=each_store)
+    run(Guest(timeout=None), {"kind": "known"}, thread_id="b", store=each_store, run_id="r")
+    (question,) = each_store.questions()
+    each_store.answer("r", question.name, True)
+    report = each_store.recover({"Guest": lambda run: resume(Guest(), run)})
+    assert [info.result for info in report.resumed] == [2]
 
 
 def test_wrong_arguments_say_what_to_do(folder):

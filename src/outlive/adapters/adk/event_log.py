@@ -102,8 +102,20 @@ class EventLog:
         metadata = {
             "events": len(known.events), "author": own.get("author"), "invocation": own.get("invocation_id"),
         }  # fmt: skip
+        return await self._save_seen(store, thread_id, known, metadata)
+
+    async def drop(self, store: AsyncStore, thread_id: str, marker: str | None, ids: set[str]) -> str:
+        """Remove events, and return the checkpoint without them; state that they changed stays. Raises as `append`."""
+        known = await self.check(store, thread_id, marker)
+        known.growing = Growing([event for event in known.events if event["id"] not in ids])
+        return await self._save_seen(store, thread_id, known, {"events": len(known.events)})
+
+    async def _save_seen(
+        self, store: AsyncStore, thread_id: str, session: Stored, metadata: dict[str, Any]
+    ) -> str:
+        """Save what has become of the newest checkpoint that the writer has seen."""
         try:
-            saved = await self._save(store, store.thread(thread_id), known, known.head, metadata)
+            saved = await self._save(store, store.thread(thread_id), session, session.head, metadata)
         except HeadMoved as error:
             if error.head is None:
                 raise SessionNotFoundError(f"the session {thread_id} was deleted") from error

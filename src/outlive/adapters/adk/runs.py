@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from google.adk.agents import BaseAgent, LlmAgent
+from google.adk.agents import BaseAgent, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.apps import App, ResumabilityConfig
 from google.adk.events import Event
 from google.adk.runners import Runner
 from google.adk.sessions import Session
+from google.adk.workflow import BaseNode
 from google.genai import types
 
 from outlive.adapters.adk.names import session_thread
@@ -36,6 +37,7 @@ T = TypeVar("T")
 _MARK = "adk"
 _CONFIRMATION = "adk_request_confirmation"
 _OURS = frozenset(SubmitOptions.__optional_keys__)
+_GROUPS = (SequentialAgent, ParallelAgent, LoopAgent)
 _OF_CALL = ("run_config", "state_delta")
 OnEvent = Callable[[Event], Any]
 Message = str | types.Content
@@ -56,7 +58,7 @@ class AgentOutcome:
 
 
 def run(
-    app: App | BaseAgent,
+    app: App | BaseNode,
     message: Message,
     *,
     user_id: str,
@@ -65,7 +67,7 @@ def run(
     on_event: OnEvent | None = None,
     **options: Any,
 ) -> AgentOutcome:
-    """Run an app or an agent as a run of `store`, in that session, which is made if there is none.
+    """Run an app, an agent or a workflow as a run of `store`, in that session, which is made if there is none.
 
     With the `run_id` of a run that has ended, return its output and call nothing. `on_event` gets the
     events of ADK. Options of `store.run` (`run_id`, `agent`, `lease_s`, ...) describe the run;
@@ -79,7 +81,7 @@ def run(
 
 
 async def arun(
-    app: App | BaseAgent,
+    app: App | BaseNode,
     message: Message,
     *,
     user_id: str,
@@ -88,15 +90,13 @@ async def arun(
     on_event: OnEvent | None = None,
     **options: Any,
 ) -> AgentOutcome:
-    """Run an app or an agent as a run of `store`, which `outlive.open_async` has opened; see `run`."""
+    """Run an app, an agent or a workflow as a run of `store`, which `outlive.open_async` has opened; see `run`."""
     drive = _Drive(app, options, on_event)
     ours, thread_id = drive.described(message, user_id, session_id, options)
     return drive.outcome(await running.abegin(store, drive, thread_id, **ours))
 
 
-def resume(
-    app: App | BaseAgent, run: Run, *, on_event: OnEvent | None = None, **options: Any
-) -> AgentOutcome:
+def resume(app: App | BaseNode, run: Run, *, on_event: OnEvent | None = None, **options: Any) -> AgentOutcome:
     """Continue a run that this process has claimed; pass the options of ADK again."""
     drive = _Drive(app, options, on_event)
     running.resume(run, running.in_loop(drive))
@@ -104,7 +104,7 @@ def resume(
 
 
 async def aresume(
-    app: App | BaseAgent, run: AsyncRun, *, on_event: OnEvent | None = None, **options: Any
+    app: App | BaseNode, run: AsyncRun, *, on_event: OnEvent | None = None, **options: Any
 ) -> AgentOutcome:
     """Continue a run that this process has claimed; pass the options of ADK again."""
     drive = _Drive(app, options, on_event)
@@ -125,7 +125,7 @@ class _Within:
 class _Drive:
     """Drives an agent in a run, from its message to its end or to a question."""
 
-    def __init__(self, app: App | BaseAgent, options: dict[str, Any], on_event: OnEvent | None) -> None:
+    def __init__(self, app: App | BaseNode, options: dict[str, Any], on_event: OnEvent | None) -> None:
         self._app = _resumable(app)
         self._call = {name: options[name] for name in _OF_CALL if name in options}
         self._services = {
@@ -163,6 +163,8 @@ class _Drive:
         new: dict[str, Any] = {"new_message": types.Content.model_validate(prompt["message"]), **self._call}
         if session.events[count:]:
             new = await self._next(current, session.events[count:], self._app)
+            if "invocation_id" in new:
+                await service._drop_events(session, _lost_calls(self._app.root_agent, session.events[count:]))
         while new:
             async for event in self._stream(runner, {**place, **new}):
                 self._events.append(event)
@@ -199,7 +201,7 @@ class _Drive:
         return {"new_message": types.Content(role="user", parts=parts), **again}
 
 
-def _resumable(app: App | BaseAgent) -> App:
+def _resumable(app: App | BaseNode) -> App:
     """Return a copy of an app whose invocations can be resumed, and whose tools are steps."""
     made = app if isinstance(app, App) else App(name=app.name, root_agent=app)
     with warnings.catch_warnings():
@@ -258,10 +260,47 @@ def _response(call: types.FunctionCall, answer: Any) -> types.Part:
 
 def _has_ended(root: Any, events: list[Event]) -> bool:
     """Tell whether the events are all of an invocation. A crash may come between the last of them and the run's end."""
+    if not isinstance(root, LlmAgent):
+        return any(event.author == root.name and event.actions.end_of_agent for event in events)
     last = events[-1]
-    if isinstance(root, LlmAgent) and last.author != "user" and last.is_final_response():
-        return True
-    return any(event.author == root.name and event.actions.end_of_agent for event in events)
+    is_end = bool(last.content and last.content.parts and last.is_final_response())
+    return last.author == _active_agent(events) and (is_end or bool(last.actions.end_of_agent))
+
+
+def _lost_calls(root: Any, events: list[Event]) -> set[str]:
+    """Return the ids of the events with calls that ADK would neither make nor answer when it resumes the invocation.
+
+    It makes the calls of an event again while that is the last one of its agent. Elsewhere it ends that agent as
+    if it waited. Without the event, the agent asks its model again.
+    """
+    answered = {response.id for event in events for response in event.get_function_responses()}
+    return {
+        event.id
+        for event in events
+        if any(call.id not in answered for call in event.get_function_calls())
+        and not event.long_running_tool_ids
+        and not _makes_calls_again(root, event.author)
+    }
+
+
+def _makes_calls_again(root: Any, author: str) -> bool:
+    agent = root.find_agent(author) if isinstance(root, BaseAgent) else None
+    above = []
+    while agent is not None and agent is not root:
+        agent = agent.parent_agent
+        above.append(agent)
+    return agent is root and (
+        all(isinstance(each, LlmAgent) for each in above) or all(type(each) in _GROUPS for each in above)
+    )
+
+
+def _active_agent(events: list[Event]) -> str | None:
+    """Return the agent that was at work last: an agent that transfers to another one ends before that begins."""
+    active = None
+    for event in events:
+        if event.author != "user":
+            active = event.actions.transfer_to_agent or active or event.author
+    return active
 
 
 def _output(events: list[Event]) -> Any:

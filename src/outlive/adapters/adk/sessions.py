@@ -178,6 +178,13 @@ class OutliveSessionService(BaseSessionService):
 
     # Inside
 
+    async def _drop_events(self, session: Session, ids: set[str]) -> None:
+        """Remove events from a session, in a new checkpoint: the history has them."""
+        if ids:
+            thread_id = names.session_thread(session.app_name, session.user_id, session.id)
+            seen = session._storage_update_marker
+            await self._home.acall(lambda store: self._log.drop(store, thread_id, seen, ids))
+
     async def _share(
         self, store: AsyncStore, app_name: str, user_id: str, deltas: dict[str, dict[str, Any]]
     ) -> None:

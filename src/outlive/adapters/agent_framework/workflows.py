@@ -9,7 +9,10 @@ from typing import Any, cast
 from agent_framework import (
     Agent,
     AgentExecutor,
+    AgentResponse,
+    AgentResponseUpdate,
     Content,
+    Message,
     Workflow,
     WorkflowCheckpoint,
     WorkflowEvent,
@@ -67,7 +70,7 @@ class WorkflowDrive:
         finally:
             superstep.reset(token)
         self.outputs = checkpoints.outputs
-        await current.run.complete(jsonable(self.outputs))
+        await current.run.complete(jsonable(_plain_output(self.outputs)))
         return self.outputs
 
     async def _first(self, current: Work, checkpoints: _RunCheckpoints, message: Any) -> dict[str, Any]:
@@ -95,8 +98,7 @@ class WorkflowDrive:
                 current.check()
                 if event.type == "request_info":
                     pending[event.request_id] = event
-                elif event.type == "output":
-                    checkpoints.outputs.append(event.data)
+                checkpoints.note(event)
                 heard = None if self._on_event is None else self._on_event(event)
                 if inspect.isawaitable(heard):
                     await heard
@@ -111,8 +113,18 @@ class _RunCheckpoints:
         self.log = CheckpointLog(current.run.info.thread, types)
         self.last = ""
         self.outputs: list[Any] = []
+        self._updates: dict[str | None, list[AgentResponseUpdate]] = {}  # by executor
         self._current = current
         self._store = cast(AsyncStore, current.run.thread._store)
+
+    def note(self, event: WorkflowEvent[Any]) -> None:
+        """Keep an output. An agent streams updates: they are one output, as without a stream, when it has ended."""
+        if event.type == "output" and isinstance(event.data, AgentResponseUpdate):
+            self._updates.setdefault(event.executor_id, []).append(event.data)
+        elif event.type == "output":
+            self.outputs.append(_said(event.data))
+        elif event.type == "executor_completed" and event.executor_id in self._updates:
+            self.outputs.append(_said(AgentResponse.from_updates(self._updates.pop(event.executor_id))))
 
     async def latest(self) -> WorkflowCheckpoint | None:
         """Return the last checkpoint of this run, and restore the outputs that it has."""
@@ -150,6 +162,17 @@ class _RunCheckpoints:
 
     async def delete(self, checkpoint_id: str) -> bool:
         raise BadArgument("a run keeps its checkpoints until it has ended")
+
+
+def _said(output: Any) -> Any:
+    return output.text if isinstance(output, AgentResponse) else output
+
+
+def _plain_output(output: Any) -> Any:
+    """Return an output as data, if it is a message of the framework or a list of those."""
+    if isinstance(output, list):
+        return [_plain_output(part) for part in output]
+    return output.to_dict() if isinstance(output, Message | Content) else output
 
 
 def prepare(workflow: Workflow, path: str = "") -> None:

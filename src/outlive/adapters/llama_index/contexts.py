@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+from workflows import Context, Workflow
 from workflows.context import JsonSerializer
+from workflows.context.utils import get_qualified_name
 
 from outlive.adapters.common.current import save_in_run
 from outlive.adapters.common.home import StoreHome
@@ -15,7 +20,6 @@ from outlive.errors import BadArgument
 from outlive.store import AsyncStore
 from outlive.sync.store import Store
 from outlive.values import CheckpointInfo, New
-from workflows import Context, Workflow
 
 NAMESPACE = "workflow"
 _CONTEXT = "context"
@@ -25,8 +29,9 @@ Types = Iterable[type[Any]]
 class OutliveContexts(Travelling):
     """Contexts of workflows in a thread: `contexts = OutliveContexts("trip-42", "sqlite:///agent.db")`.
 
-    A context shares what it has in common with the one before. Only the types of the events of the
-    workflow are loaded, and those in `types`: nothing is imported because a context names it.
+    A context shares what it has in common with the one before. Only the types of the events and the
+    state of the workflow are loaded, the models in its module, and those in `types`: nothing is imported
+    because a context names it.
     """
 
     def __init__(
@@ -85,12 +90,62 @@ class OutliveContexts(Travelling):
         self._home.close()
 
 
-def serializer_of(workflow: Workflow, types: Types) -> JsonSerializer:
-    """Return a serializer that loads the events of a workflow, and the types of the caller."""
+class KnownTypes(JsonSerializer):
+    """Loads the types it knows, and notes those that it writes and could not load."""
+
+    def __init__(self, types: Iterable[type[Any]]) -> None:
+        super().__init__(allowed_types=types)
+        self.unknown: set[str] = set()
+
+    def serialize_value(self, value: Any) -> Any:
+        """Return a value as data."""
+        if isinstance(value, BaseModel) or hasattr(value, "class_name"):
+            self.note(get_qualified_name(value))
+        return super().serialize_value(value)
+
+    def note(self, name: str) -> None:
+        """Note the name of a type, unless it is known."""
+        try:
+            self.resolve_class(name)
+        except ValueError:
+            self.unknown.add(name)
+
+
+def serializer_of(workflow: Workflow, types: Types) -> KnownTypes:
+    """Return a serializer that loads the events and the state of a workflow, the models in its module, and the types of the caller."""
     events = {event for event in workflow.events if isinstance(event, type)}
-    return JsonSerializer(
-        allowed_types={*events, workflow.start_event_class, workflow.stop_event_class, *types}
-    )
+    states = {step._step_config.context_state_type for step in workflow._get_steps().values()}
+    own = {
+        *events,
+        *(kind for kind in states if kind is not None),
+        workflow.start_event_class,
+        workflow.stop_event_class,
+        *types,
+    }
+    names = {_name_of(kind) for kind in own}
+    module = vars(sys.modules[type(workflow).__module__]).values()
+    models = {kind for kind in module if isinstance(kind, type) and issubclass(kind, BaseModel)}
+    return KnownTypes({*own, *(kind for kind in models if _name_of(kind) not in names)})
+
+
+def _name_of(kind: type[Any]) -> str:
+    return f"{kind.__module__}.{kind.__name__}"
+
+
+def dumped_in_run(context: Context[Any], serializer: KnownTypes) -> dict[str, Any]:
+    """Return a context as a plain value. Raises BadArgument for one that the next process could not load."""
+    plain = dumped(context, serializer)
+    for worker in plain[_CONTEXT]["workers"].values():
+        for waiter in worker["collected_waiters"]:
+            serializer.note(waiter["waiting_for_event"])
+    if serializer.unknown:
+        raise _unknown_types(serializer.unknown)
+    return plain
+
+
+def _unknown_types(names: Iterable[str]) -> BadArgument:
+    words = ", ".join(sorted(names))
+    return BadArgument(f"no other process could load this context: pass types=[...] with {words}")
 
 
 def dumped(context: Context[Any], serializer: JsonSerializer) -> dict[str, Any]:
@@ -107,7 +162,12 @@ def loaded(workflow: Workflow, state: Any, serializer: JsonSerializer) -> Contex
         raise BadArgument(f"this thread holds no context of a workflow in its namespace {NAMESPACE!r}")
     values = _values(plain)
     whole = plain if values is None else _with_values(plain, _mapped(json.dumps, values))
-    return Context.from_dict(workflow, whole, serializer)
+    try:
+        return Context.from_dict(workflow, whole, serializer)
+    except Exception as error:
+        if name := re.search(r"Class (\S+) is not in the serializer's allowed types", str(error)):
+            raise _unknown_types([name[1]]) from error
+        raise
 
 
 def _mapped(change: Any, values: dict[str, Any]) -> dict[str, Any]:

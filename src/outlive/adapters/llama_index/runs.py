@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any, cast
 
+from workflows import Context, Workflow
 from workflows.context import JsonSerializer
 from workflows.events import (
     Event,
@@ -34,7 +35,8 @@ from outlive.adapters.common import running
 from outlive.adapters.common.current import Work, save_in_run
 from outlive.adapters.common.plain import jsonable
 from outlive.adapters.common.questions import ask_all
-from outlive.adapters.llama_index.contexts import NAMESPACE, Types, dumped, loaded, serializer_of
+from outlive.adapters.llama_index.contexts import NAMESPACE, Types, dumped_in_run, loaded, serializer_of
+from outlive.arguments import check_flag
 from outlive.errors import BadArgument
 from outlive.runs.lease import RunInfo
 from outlive.runs.options import SubmitOptions
@@ -44,7 +46,6 @@ from outlive.store import AsyncStore
 from outlive.sync.run import Run
 from outlive.sync.store import Store
 from outlive.threads.thread import AsyncThread
-from workflows import Workflow
 
 _MARK = "llama-index"
 Start = Mapping[str, Any] | StartEvent | None
@@ -74,20 +75,24 @@ def run(
     types: Types = (),
     on_event: OnEvent | None = None,
     respond: Respond | None = None,
+    keep_context: bool = False,
     **options: Any,
 ) -> WorkflowOutcome:
     """Run a workflow as a run of `store`, and return its outcome.
 
     `start` is its start event, or what makes one. `types` are classes that its context may hold, other
-    than its events. `on_event` gets what it writes to its stream. `respond` makes an event of an answer;
-    by default a HumanResponseEvent. `options` are those of `store.run`; `store.recover` chooses a handler
+    than its events, its state and the models in its module. `on_event` gets what it writes to its stream. `respond` makes an event of an answer;
+    by default a HumanResponseEvent. With `keep_context` the run begins with the context that the last run of
+    this thread left, otherwise with an empty one. `options` are those of `store.run`; `store.recover` chooses a handler
     by `agent` (default: the name of the workflow's class). With the `run_id` of a run that has ended,
     return its result and call nothing. Raises ThreadBusy while another run has this thread, LeaseLost
     when another process has taken this one.
     """
     work = _Drive(workflow, types, on_event, respond)
     return work.outcome(
-        running.begin(store, running.in_loop(work), thread_id, **_described(workflow, start, options))
+        running.begin(
+            store, running.in_loop(work), thread_id, **_described(workflow, start, keep_context, options)
+        )
     )
 
 
@@ -100,11 +105,14 @@ async def arun(
     types: Types = (),
     on_event: OnEvent | None = None,
     respond: Respond | None = None,
+    keep_context: bool = False,
     **options: Any,
 ) -> WorkflowOutcome:
     """Run a workflow as a run of `store`, which `outlive.open_async` has opened; see `run`."""
     work = _Drive(workflow, types, on_event, respond)
-    return work.outcome(await running.abegin(store, work, thread_id, **_described(workflow, start, options)))
+    return work.outcome(
+        await running.abegin(store, work, thread_id, **_described(workflow, start, keep_context, options))
+    )
 
 
 def resume(
@@ -135,10 +143,13 @@ async def aresume(
     return work.outcome(running.Outcome(run.info))
 
 
-def _described(workflow: Workflow, start: Start, options: dict[str, Any]) -> SubmitOptions:
+def _described(
+    workflow: Workflow, start: Start, keep_context: bool, options: dict[str, Any]
+) -> SubmitOptions:
     """Return the options of the run, with its start event."""
     event = start if isinstance(start, StartEvent) else workflow.start_event_class(**(start or {}))
-    prompt = {_MARK: 1, "start": json.loads(JsonSerializer().serialize(event))}
+    check_flag("keep_context", keep_context)
+    prompt = {_MARK: 1, "start": json.loads(JsonSerializer().serialize(event)), "keep": keep_context}
     described: Any = {"agent": type(workflow).__name__, **options, "prompt": prompt}
     return cast(SubmitOptions, described)
 
@@ -175,7 +186,7 @@ class _Drive:
         prepare(self._workflow)
         token = _drive.set(self)
         try:
-            await self._begin(prompt["start"])
+            await self._begin(prompt["start"], keeps=prompt["keep"])
             try:
                 await self._follow()
                 result = await self._handler
@@ -188,12 +199,13 @@ class _Drive:
         self._results.append(result)
         return result
 
-    async def _begin(self, start: Any) -> None:
+    async def _begin(self, start: Any, *, keeps: bool) -> None:
         """Start the workflow, or continue it where the last context of this run was saved."""
         stored = await self._thread.load()
         if not isinstance(stored, dict) or stored.get("run") != self._current.run.id:
             event = self._serializer.deserialize(json.dumps(start))
-            self._handler = self._workflow.run(start_event=event)
+            context = self._kept(stored) if keeps and stored is not None else None
+            self._handler = self._workflow.run(start_event=event, ctx=context)
             return
         self._questions, self._asked = dict(stored["questions"]), stored["asked"]
         answers = await self._answers()
@@ -203,6 +215,15 @@ class _Drive:
             self._answers_later = answers  # first the steps that wait say again what they wait for
         else:
             await self._send(answers)
+
+    def _kept(self, stored: Any) -> Context[Any]:
+        """Return the context that the last run left. Raises BadArgument when that run had not ended."""
+        context = loaded(self._workflow, stored, self._serializer)
+        if stored["context"]["is_running"]:
+            raise BadArgument(
+                "the last run of this thread ended in the middle of its workflow: leave out keep_context"
+            )
+        return context
 
     async def _follow(self) -> None:
         """Pass events on until the workflow ends. When it has questions and nothing else to do, ask them."""
@@ -260,10 +281,17 @@ class _Drive:
         return store.thread(self._current.run.info.thread, namespace=NAMESPACE)
 
     async def save(self, step: str) -> None:
-        """Save the context as it is before a step begins."""
+        """Save the context as it is before a step begins.
+
+        While a step is under way whose events were received, the context before it stays: the step runs again
+        after a crash, and sends them again.
+        """
         async with self._saving:
+            plain = dumped_in_run(self._handler.ctx, self._serializer)
+            if _is_sending(plain["context"]):
+                return
             state = {
-                **dumped(self._handler.ctx, self._serializer),
+                **plain,
                 "run": self._current.run.id,
                 "questions": self._questions,
                 "asked": self._asked,
@@ -277,6 +305,11 @@ _drive: ContextVar[_Drive | None] = ContextVar("outlive_workflow_drive", default
 def _has_requirements(context: dict[str, Any]) -> bool:
     workers = context["workers"].values()
     return any(waiter["has_requirements"] for worker in workers for waiter in worker["collected_waiters"])
+
+
+def _is_sending(context: dict[str, Any]) -> bool:
+    workers = context["workers"].values()
+    return any(attempt["received"] for worker in workers for attempt in worker["in_progress"])
 
 
 def _human_response(answer: Any) -> Event:
