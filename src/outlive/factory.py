@@ -390,15 +390,15 @@ def async_sibling(store: AsyncStore) -> AsyncStore | None:
 def _on_loop(backend: Backend, home: Home) -> Backend | None:
     """Return a backend of a sync store as an event loop can use it; None for a server's and for a pair."""
     from outlive.backends.local.async_local import SharedAsyncLocal
-    from outlive.layers.encryption.layer import Encrypted
     from outlive.runtime.loop import Homed
 
-    if isinstance(backend, Encrypted):
-        inner = _on_loop(backend.inner, home)
-        return None if inner is None else cast(Backend, Encrypted(inner, backend.ring))
     if isinstance(backend, SyncLocal):
         return cast(Backend, Homed(SharedAsyncLocal(backend.local, backend.is_closed), home))
-    return None
+    ring = getattr(backend, "ring", None)
+    if not isinstance(ring, KeyRing):
+        return None
+    inner = _on_loop(cast(Any, backend).inner, home)  # of the layer that encrypts
+    return None if inner is None else _encrypting(inner, ring)
 
 
 async def _build(

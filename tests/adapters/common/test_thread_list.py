@@ -404,14 +404,20 @@ def test_a_relative_url_means_the_folder_that_the_program_is_in(tmp_path, monkey
 def test_sessions_of_a_url_share_one_store_until_the_last_is_closed(folder):
     url = f"sqlite:///{folder}/s.db"
     one, other = StoreHome.of(url, {}, "x"), StoreHome.of(url, {}, "x")
-    assert one is other
-    assert StoreHome.of(url, {"tenant": "acme"}, "x") is not one
-    one.close()
+    assert one.sync is other.sync
+    of_tenant = StoreHome.of(url, {"tenant": "acme"}, "x")
+    assert of_tenant.sync is not one.sync
+    of_tenant.close()
+    for _ in range(2):  # twice: it must not close the store of the other
+        one.close()
     other.call(lambda store: ThreadList("t").append(store, [1]))
     other.close()
     with pytest.raises(StoreClosed):
         other.call(lambda store: ThreadList("t").read(store))
     again = StoreHome.of(url, {}, "x")
     assert again.call(lambda store: ThreadList("t").read(store)) == [1]
+    shared = again.share()
     again.close()
-    assert StoreHome.of("memory:", {}, "x") is not StoreHome.of("memory:", {}, "x")
+    assert shared.call(ThreadList("t").read) == [1]
+    shared.close()
+    assert StoreHome.of("memory:", {}, "x").sync is not StoreHome.of("memory:", {}, "x").sync

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
 from outlive.errors import BadArgument, StoreClosed, WrongLoop
@@ -39,36 +39,102 @@ _loop_runtime = AsyncRuntime()
 class StoreHome:
     """A store that an adapter opened from a URL, or that was given to it.
 
-    `StoreHome.of` shares the store of a URL: a program makes a session for each request.
+    `StoreHome.of` shares the store of a URL: a program makes a session for each request. The last one that
+    closes its home closes the store.
     """
 
-    _shared: ClassVar[WeakValueDictionary[tuple[Any, ...], StoreHome]] = WeakValueDictionary()
+    _shared: ClassVar[WeakValueDictionary[tuple[Any, ...], _Opened]] = WeakValueDictionary()
     _sharing: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
     def of(cls, store: str | Store | AsyncStore, options: dict[str, Any], owner: str) -> StoreHome:
-        """Return the home of a store, which all that name the same URL share; each closes it once."""
-        is_own = not isinstance(store, str) or store.startswith(_OWN)
+        """Return a home in a store, which all that name the same URL share."""
+        if not isinstance(store, str) or store.startswith(_OWN):
+            return cls(store, options, owner)
         with cls._sharing:
             # A relative path is another one in another folder.
             key = (store, os.getcwd(), *((name, _hashable(options[name])) for name in sorted(options)))
-            home = None if is_own else cls._shared.get(key)
-            if home is None or home._is_closed:
-                home = cls(store, options, owner)
-                if not is_own:
-                    cls._shared[key] = home
-            home._users += 1
-            return home
+            opened = cls._shared.get(key)
+            if opened is None or opened.is_closed:
+                opened = cls._shared[key] = _Opened(store, options, owner)
+            return cls._in(opened)
+
+    @classmethod
+    def _in(cls, opened: _Opened) -> StoreHome:
+        home = StoreHome.__new__(StoreHome)
+        home._opened, home._is_closed = opened, False
+        opened.users += 1
+        return home
 
     def __init__(self, store: str | Store | AsyncStore, options: dict[str, Any], owner: str) -> None:
         """`options` are those of `outlive.open`, for a URL; `owner` is the class that takes them."""
+        self._opened = _Opened(store, options, owner)
+        self._opened.users = 1
+        self._is_closed = False
+
+    def share(self) -> StoreHome:
+        """Return a home in the same store, for one more user, which closes it too."""
+        with self._sharing:
+            return self._in(self._opened)
+
+    @property
+    def url(self) -> str:
+        """The URL of the store, without a password."""
+        return (self.asynchronous or self.sync)._settings.url
+
+    @property
+    def sync(self) -> AsyncStore:
+        """The store whose coroutines never suspend."""
+        return self._opened.sync
+
+    @property
+    def asynchronous(self) -> AsyncStore | None:
+        """The store that belongs to an event loop, if one was given."""
+        return self._opened.asynchronous
+
+    def call(self, work: Work[T]) -> T:
+        """Work on the store in this thread."""
+        return run_now(work(self._opened.sync))
+
+    async def acall(self, work: Work[T]) -> T:
+        """Work on the store without blocking the event loop. A cancellation is raised when the work has ended."""
+        if not _is_asyncio():
+            return await _in_thread_of_trio(lambda: self.call(work))
+        store = self._opened.here()
+        called = self.in_thread(lambda: self.call(work)) if store is None else work(store)
+        return await _loop_runtime.shielded(called)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run something in our own pool: all workers of the loop may wait for nodes that wait for us."""
+        return await asyncio.wrap_future(self._submit(work))
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        return self._opened.submit(work)
+
+    def close(self) -> None:
+        """Leave the store; closing twice is fine. The last one closes what was opened here: the store of a URL, the sync sibling of an async store."""
+        with self._sharing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._opened.users -= 1
+            if self._opened.users > 0:
+                return
+            self._opened.is_closed = True
+        self._opened.close()
+
+
+class _Opened:
+    """A store, with what its homes share: worker threads, and the store of the event loop."""
+
+    def __init__(self, store: str | Store | AsyncStore, options: dict[str, Any], owner: str) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-        self._users = 0
-        self._is_closed = False
+        self.users = 0
+        self.is_closed = False
         reset_in_child(self)
         self._is_given = isinstance(store, Store)
-        self._asynchronous: AsyncStore | None = None
+        self.asynchronous: AsyncStore | None = None
         self._sync: AsyncStore | None = None
         self._sibling: AsyncStore | None = _UNMADE
         if isinstance(store, str):
@@ -78,54 +144,24 @@ class StoreHome:
         elif isinstance(store, Store):
             self._sync = store._store
         elif isinstance(store, AsyncStore):
-            self._asynchronous = store
+            self.asynchronous = store
         else:
             raise BadArgument(f"{owner} takes a URL or an open store, not {type(store).__name__}")
-
-    def share(self) -> Self:
-        """Return this home for one more user, which closes it too."""
-        with self._sharing:
-            self._users += 1
-        return self
-
-    @property
-    def url(self) -> str:
-        """The URL of the store, without a password."""
-        return (self._asynchronous or self.sync)._settings.url
 
     def after_fork_in_child(self) -> None:
         self._pool, self._lock = None, threading.Lock()
 
-    # Calls
-
-    def call(self, work: Work[T]) -> T:
-        """Work on the store in this thread."""
-        return run_now(work(self.sync))
-
-    async def acall(self, work: Work[T]) -> T:
-        """Work on the store without blocking the event loop. A cancellation is raised when the work has ended."""
-        if not _is_asyncio():
-            return await _in_thread_of_trio(lambda: self.call(work))
-        store = self.here()
-        called = self.in_thread(lambda: self.call(work)) if store is None else work(store)
-        return await _loop_runtime.shielded(called)
-
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run something in our own pool: all workers of the loop may wait for nodes that wait for us."""
-        return await asyncio.wrap_future(self._submit(work))
-
-    def _submit(self, work: Callable[[], T]) -> Future[T]:
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Call something in a worker thread, with the context of the caller."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="outlive-adapter")
             return self._pool.submit(contextvars.copy_context().run, work)
 
-    # The store
-
     @property
     def sync(self) -> AsyncStore:
         """The store whose coroutines never suspend."""
-        asynchronous = self._asynchronous
+        asynchronous = self.asynchronous
         if asynchronous is not None and asynchronous._is_closed:
             raise StoreClosed
         with self._lock:
@@ -138,14 +174,9 @@ class StoreHome:
                 self._sync = asynchronous._sync_sibling()
             return self._sync
 
-    @property
-    def asynchronous(self) -> AsyncStore | None:
-        """The store that belongs to an event loop, if one was given."""
-        return self._asynchronous
-
     def here(self) -> AsyncStore | None:
         """Return the store for the running event loop; None: another loop has it, or it needs a worker thread."""
-        store = self._asynchronous or self._beside()
+        store = self.asynchronous or self._beside()
         if store is None or not isinstance(store._engine.runtime, AsyncRuntime):
             return None
         try:
@@ -156,7 +187,7 @@ class StoreHome:
 
     def _beside(self) -> AsyncStore | None:
         """Return a store for event loops beside the sync one, if this opened that, and both share a file or memory."""
-        if self._is_given or self._is_closed:
+        if self._is_given or self.is_closed:
             return None
         with self._lock:
             if self._sibling is _UNMADE:
@@ -165,12 +196,7 @@ class StoreHome:
         return self._sibling
 
     def close(self) -> None:
-        """Close what was opened here, when all that share it have closed it: the store of a URL, the sync sibling of an async store."""
-        with self._sharing:
-            self._users -= 1
-            if self._users > 0 or self._is_closed:
-                return
-            self._is_closed = True
+        """Close what was opened here, and end the threads."""
         self._sibling = None
         if self._sync is not None and not self._is_given:
             run_now(self._sync.close())
