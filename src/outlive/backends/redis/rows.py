@@ -46,7 +46,7 @@ _row_pattern = re.compile(rb"(\d+ ){14}[0-9a-f]*")  # the same as ROW in thread.
 def server_checksum(data: bytes) -> bytes:
     """Return the short checksum that a script can compute too."""
     # Against accidents, not attacks.
-    return hashlib.sha1(data).hexdigest()[:8].encode()  # noqa: S324
+    return hashlib.sha1(data, usedforsecurity=False).hexdigest()[:8].encode()
 
 
 _hasher = hashlib.blake2b(digest_size=8, person=b"outlive.redis")
