@@ -60,6 +60,12 @@ def space(namespace: str) -> bytes:
     return digest(namespace) if namespace else b""
 
 
+@functools.lru_cache(maxsize=64)
+def tenant_digest(tenant: str) -> bytes:
+    return digest(tenant)
+
+
+@functools.lru_cache(maxsize=4096)  # every write of a run names its entry and that of its place
 def entry_name(kind: str, key: str) -> bytes:
     """Return the digest of an entry; those of many and those of few are apart in the index."""
     return (b"\1" if kind in MANY else b"\0") + digest(kind, key)

@@ -40,6 +40,7 @@ from outlive.backends.postgres.rows import (
     number,
     numbers,
     space,
+    tenant_digest,
     text,
     texts,
     to_blobs,
@@ -102,7 +103,7 @@ def check_acceptable(commit: Commit) -> None:
 
 
 def thread_parameters(thread: ThreadKey) -> tuple[Parameter, ...]:
-    return thread.digest, digest(thread.tenant), text(thread.tenant), text(thread.id)
+    return thread.digest, tenant_digest(thread.tenant), text(thread.tenant), text(thread.id)
 
 
 def parameters(commit: Commit, void: bytes, deadline: Deadline) -> list[Parameter]:
@@ -126,8 +127,7 @@ def parameters(commit: Commit, void: bytes, deadline: Deadline) -> list[Paramete
 def put_parameters(commits: Sequence[Commit], voids: Sequence[bytes], deadline: Deadline) -> list[Parameter]:
     """Return the parameters of put_1, in its order."""
     threads = [commit.thread for commit in commits]
-    digests = {tenant: digest(tenant) for tenant in {thread.tenant for thread in threads}}
-    tenants = [digests[thread.tenant] for thread in threads]
+    tenants = [tenant_digest(thread.tenant) for thread in threads]
     fences = [commit.fence for commit in commits]
     waking = {tenant for tenant, commit in zip(tenants, commits, strict=True) if wakes(commit.entries)}
     return [

@@ -367,6 +367,6 @@ def _settled(
     if entry.lease_s is not None:
         until, clock = Clock(now, now, rows.CLOCK).end_of(entry.lease_s, clock)
     fence = revision if entry.fence == NEXT else entry.fence
-    return replace(
-        entry, body=body, status=status, fence=fence, until=until, clock=clock, lease_s=None, expect=None, expect_lapsed=False
-    )  # fmt: skip
+    return EntryRecord(
+        entry.kind, entry.key, body, status, entry.epoch, fence, entry.revision, until, clock, gone=entry.gone
+    )

@@ -374,11 +374,12 @@ def pack_args(args: Any) -> bytes:
 
 
 def _decoded(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode()
     if isinstance(value, _NESTED):
-        return [item if type(item) in _PLAIN else _decoded(item) for item in value]
-    return value
+        return [
+            item if type(item) in _PLAIN else item.decode() if type(item) is bytes else _decoded(item)
+            for item in value
+        ]
+    return value.decode() if isinstance(value, bytes) else value
 
 
 _NESTED = (list, tuple)  # `list | tuple` would make a type at each call
