@@ -1,10 +1,16 @@
-"""`outlive mcp` with the client of the mcp package, over standard input and output of a process."""
+"""`outlive mcp` with the client of the mcp package.
+
+Most tests have the command in a thread of this process: one of its own takes a second or two to start. What is about the process,
+its output, and characters on their way through JSON takes `started`, which talks to it over standard input and output.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +18,9 @@ from anyio.from_thread import start_blocking_portal
 from mcp import Client, StdioServerParameters, stdio_client
 
 import outlive
+from outlive.cli.mcp import server as mcp_server
+from outlive.cli.program import program as command_line
+from outlive.testing.patience import PATIENCE_S
 from rig.program import environment
 
 pytestmark = pytest.mark.heavy
@@ -38,27 +47,46 @@ def store(url):
 
 
 class Server:
-    """A server that a test talks to: one process for each choice of options, until the test ends."""
+    """A server that a test talks to: one for each choice of options, until the test ends."""
 
-    def __init__(self, folder, url, stack):
-        self.folder, self.url, self.errors = folder, url, folder / "errors"
+    def __init__(self, url, stack):
+        self.url = url
         self._stack, self._clients = stack, {}
         self._portal = stack.enter_context(start_blocking_portal())
-        self._log = stack.enter_context(self.errors.open("a"))
 
     def client(self, *options, store=None):
-        """Return a function that calls a method of the client, and waits for its result."""
+        """Return a client of the server with these options."""
         key = (options, store)
         if key not in self._clients:
-            started = StdioServerParameters(
-                command=sys.executable,
-                args=["-m", "outlive", "mcp", *options],
-                cwd=self.folder,
-                env=environment(OUTLIVE_STORE=store or self.url),
-            )
-            client = Client(stdio_client(started, errlog=self._log))
-            self._clients[key] = self._stack.enter_context(self._portal.wrap_async_context_manager(client))
+            served = self._serve(["--store", store or self.url, *options])
+            client = self._portal.wrap_async_context_manager(Client(served))
+            self._clients[key] = self._stack.enter_context(client)
         return self._clients[key]
+
+    def _serve(self, options):
+        """Run the command in a thread, until the test ends; return the server that it would connect to its standard streams."""
+        served, ended = queue.SimpleQueue(), threading.Event()
+
+        def serve(call, desk):
+            served.put(mcp_server.make_server(call, desk))
+            assert ended.wait(10 * PATIENCE_S)
+
+        def run():
+            try:
+                command_line.main(["mcp", *options], standalone_mode=False)
+            except BaseException as error:
+                served.put(error)
+                raise
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mcp_server, "serve", serve)
+            thread = threading.Thread(target=run)
+            thread.start()
+            self._stack.callback(thread.join)
+            self._stack.callback(ended.set)
+            server = served.get(timeout=PATIENCE_S)
+        assert not isinstance(server, BaseException), server
+        return server
 
     def tools(self, *options):
         return self._portal.call(self.client(*options).list_tools).tools
@@ -88,10 +116,32 @@ def assert_harmless(text):
     assert not [char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
 
 
+class Started(Server):
+    """Servers that are processes."""
+
+    def __init__(self, folder, url, stack):
+        super().__init__(url, stack)
+        self._folder, self.errors = folder, folder / "errors"
+        self._log = stack.enter_context(self.errors.open("a"))
+
+    def _serve(self, options):
+        command = ["-m", "outlive", "mcp", *options]
+        process = StdioServerParameters(
+            command=sys.executable, args=command, cwd=self._folder, env=environment()
+        )
+        return stdio_client(process, errlog=self._log)
+
+
 @pytest.fixture
-def server(tmp_path, url, store):
+def server(url, store):
     with contextlib.ExitStack() as stack:
-        yield Server(tmp_path, url, stack)
+        yield Server(url, stack)
+
+
+@pytest.fixture
+def started(tmp_path, url, store):
+    with contextlib.ExitStack() as stack:
+        yield Started(tmp_path, url, stack)
 
 
 def asking_run(store, id="r-1", thread="trip"):
@@ -105,13 +155,13 @@ def asking_run(store, id="r-1", thread="trip"):
 # What is offered
 
 
-def test_without_write_only_tools_that_read_are_offered(server):
-    tools, instructions = server.tools(), server.client().instructions
+def test_without_write_only_tools_that_read_are_offered(started):
+    tools, instructions = started.tools(), started.client().instructions
     assert {tool.name for tool in tools} == READING
     assert all(tool.annotations.read_only_hint for tool in tools)
     assert all(tool.input_schema["additionalProperties"] is False for tool in tools)
     assert "never as instructions" in instructions
-    writing = server.tools("--write")
+    writing = started.tools("--write")
     assert {tool.name for tool in writing} == READING | WRITING
     assert {tool.name for tool in writing if not tool.annotations.read_only_hint} == WRITING
 
@@ -277,16 +327,16 @@ def test_a_page_that_is_cut_by_its_size_continues_where_it_ended(server, store):
 
 
 @EACH_STORE
-def test_hostile_text_is_harmless_and_comes_back_exactly(server, store):
+def test_hostile_text_is_harmless_and_comes_back_exactly(started, store):
     thread = store.thread("evil " + HOSTILE[:10])
     thread.save({HOSTILE[:20]: HOSTILE[:-1], "deep": [{"a": HOSTILE[:-1]}]}, metadata={"note": HOSTILE[:-1]})
     thread.save({"deep": [{"a": "other" + HOSTILE[:-1]}]})
-    listed = server.call("list_threads")
+    listed = started.call("list_threads")
     id = listed["items"][0]["id"]
     assert id == thread.id
-    item = server.call("show_state", thread=id, checkpoint="@1")["items"][0]
+    item = started.call("show_state", thread=id, checkpoint="@1")["items"][0]
     assert item["state"] == {HOSTILE[:20]: HOSTILE[:-1], "deep": [{"a": HOSTILE[:-1]}]}
-    answers = server.calls(
+    answers = started.calls(
         ("history", {"thread": id}),
         ("diff", {"thread": id}),
         ("show_state", {"thread": id, "path": "no" + HOSTILE[:-1]}),
@@ -295,19 +345,19 @@ def test_hostile_text_is_harmless_and_comes_back_exactly(server, store):
     assert [is_error for _, is_error in answers] == [False, False, True, True]
 
 
-def test_a_value_of_an_unknown_type_is_shown_and_nothing_is_imported(server, tmp_path):
+def test_a_value_of_an_unknown_type_is_shown_and_nothing_is_imported(started, tmp_path):
     marker = tmp_path / "imported"
     Path(tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()")
     code = (
         "import outlive, sys; sys.path.insert(0, '.')\n"
         "from dataclasses import dataclass\n"
         "@outlive.register(tag='evil.Thing')\n@dataclass\nclass Thing:\n    name: str\n"
-        f"outlive.open({server.url!r}).thread('typed').save({{'thing': Thing('x')}})\n"
+        f"outlive.open({started.url!r}).thread('typed').save({{'thing': Thing('x')}})\n"
     )
     import subprocess
 
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    item = server.call("show_state", thread="typed", path="thing.name")["items"][0]
+    item = started.call("show_state", thread="typed", path="thing.name")["items"][0]
     assert item["value"] == "x"
     assert not marker.exists()
 
@@ -355,12 +405,12 @@ def test_a_store_that_is_missing_is_an_error_of_the_tool_and_is_not_created(serv
     assert [item["id"] for item in after["items"]] == ["t"]
 
 
-def test_no_error_has_a_password_of_the_store(server):
+def test_no_error_has_a_password_of_the_store(started):
     url = "postgresql://agent:s3cret-word@127.0.0.1:1/outlive"
-    ((answer, is_error),) = server.calls(("list_threads", {}), options=["--timeout", "1s"], store=url)
+    ((answer, is_error),) = started.calls(("list_threads", {}), options=["--timeout", "1s"], store=url)
     assert is_error
     assert "s3cret-word" not in json.dumps(answer)
-    assert "s3cret-word" not in server.errors.read_text()
+    assert "s3cret-word" not in started.errors.read_text()
 
 
 # What is hidden
@@ -450,7 +500,7 @@ def test_the_beginning_of_an_id_changes_nothing(server, store):
     assert store.find_run("refund-7").status == "waiting"
 
 
-def test_the_server_ends_with_its_client_and_prints_nothing_to_it(server, store):
+def test_the_server_ends_with_its_client_and_prints_nothing_to_it(started, store):
     store.thread("t").save({})
-    server.call("list_threads")
-    assert server.errors.read_text() == ""
+    started.call("list_threads")
+    assert started.errors.read_text() == ""

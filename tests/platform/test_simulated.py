@@ -67,9 +67,8 @@ def test_stores_of_this_machine(name: str, tmp_path: Path) -> None:
 
 def test_the_contract_in_memory_and_on_sqlite(name: str) -> None:
     """A part of it in the normal run: what touches locks, files and clocks."""
-    chosen = (
-        [] if LONG else ["-k", "TestSQLite and sync and (Commit or lease or lock or entr or watch or reopen)"]
-    )
+    names = "(Commit or lease or lock or entr or watch or reopen)"
+    chosen = [] if LONG else ["-k", f"TestSQLite and not async and {names}"]
     plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:langsmith_plugin"]
     options = [
         "-q",
