@@ -83,7 +83,7 @@ def test_hostile_states_are_text(thread):
 def test_tables_are_small_whatever_the_state(thread):
     first = thread.save({})
     thread.save(
-        {f"key {n} " + "k" * 1_000: ["x" * 10_000] * 100 for n in range(500)}, metadata={"m": "x" * 9_000}
+        {f"key {n} " + "k" * 1_000: ["x" * 10_000] * 2 for n in range(500)}, metadata={"m": "x" * 9_000}
     )
     assert len(thread.checkpoint()._repr_html_()) < 20_000
     assert len(thread.diff(first.id)._repr_html_()) < 60_000

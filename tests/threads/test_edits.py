@@ -12,7 +12,7 @@ from outlive.format.manifest import layout_of
 from outlive.runtime.runtime import run_now
 from outlive.threads.engine import Engine
 
-SEEDS = range(40 if os.environ.get("OUTLIVE_LONG") else 3)
+SEEDS = range(40 if os.environ.get("OUTLIVE_LONG") else 2)
 STEPS = 150
 ALPHABETS = ("abc def. ", "äöü€ 漢字 ", "😀a\x00\n")
 
