@@ -832,38 +832,6 @@ class NewerFormat(StoreError):
         self.known = known
 
 
-# A layer returns these in place of bytes that it could not decrypt, so that one bad record does not
-# hide the others. No codec writes bytes that begin like this. The id of the key follows `NO_KEY`;
-# the format of the record and the newest known format follow `NEWER`.
-UNOPENED = b"\xc1"
-BROKEN, PLAIN, NO_KEY, NEWER = (UNOPENED + why for why in (b"broken", b"plain", b"key ", b"newer "))
-
-
-def unopened(error: OutliveError) -> bytes:
-    """Return the marker for bytes that a layer could not decrypt."""
-    if isinstance(error, KeyMissing):
-        return NO_KEY + (error.id or "").encode()
-    if isinstance(error, NewerFormat):
-        return NEWER + f"{error.found} {error.known}".encode()
-    return PLAIN if isinstance(error, PlainRecord) else BROKEN
-
-
-def refuse_unopened(data: bytes) -> None:
-    """Raise the error of a marker, when its record is read or stored again."""
-    if data[:1] == UNOPENED:
-        if data == PLAIN:
-            raise PlainRecord("a record of this encrypted store is not encrypted")
-        if data.startswith(NO_KEY):
-            raise KeyMissing(data[len(NO_KEY) :].decode())
-        if data.startswith(NEWER):
-            stored, known = data[len(NEWER) :].split()
-            raise NewerFormat("an encrypted record", int(stored), int(known))
-        raise Undecryptable(
-            "an encrypted record cannot be decrypted: it was changed, cut short, moved, or encrypted under "
-            "another key with the same id"
-        )
-
-
 class DelayedSaveFailed(StoreError):
     """A save with durability="async" failed; it and the saves after it are lost."""
 

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import ormsgpack
 
 from outlive.backend import CheckpointRecord
-from outlive.errors import Corrupt, NewerFormat, refuse_unopened
+from outlive.backend.undecrypted import refuse_undecrypted
+from outlive.errors import Corrupt, NewerFormat
 from outlive.format.codec import Codec
 from outlive.format.layout import Layout, flatten, unflatten
 from outlive.values import CheckpointInfo, Interrupt, moment
@@ -142,7 +143,7 @@ def with_layout(body: bytes, layout: Layout) -> bytes:
 
 
 def _open(body: bytes) -> tuple[Layout, dict[str, bytes]]:
-    refuse_unopened(body)
+    refuse_undecrypted(body)
     try:
         version, flat, *rest = ormsgpack.unpackb(body)
     except (ValueError, TypeError) as error:

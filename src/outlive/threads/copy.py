@@ -33,7 +33,8 @@ from outlive.backend.transfer import (
     find_records,
     names_of,
 )
-from outlive.errors import CheckpointMissing, Corrupt, MetadataMoved, StaleBase, refuse_unopened
+from outlive.backend.undecrypted import refuse_undecrypted
+from outlive.errors import CheckpointMissing, Corrupt, MetadataMoved, StaleBase
 from outlive.threads.engine import Engine, Located
 from outlive.threads.metadata import check_vacant, drop_stray_writes, pack_metadata, unpack_metadata
 
@@ -205,7 +206,7 @@ class _Copy:
             page = tuple(rows[at : at + _PAGE])
             for row in page:
                 with Located(self._key, None if field == "entries" else row.key[1]):
-                    refuse_unopened(row.body or b"")
+                    refuse_undecrypted(row.body or b"")
             commit = Commit(self._key, merge=True)
             setattr(commit, field, page)
             # All of a page is there after this commit, or nothing of it.
@@ -214,7 +215,7 @@ class _Copy:
     async def _send_info(self, row: ThreadRecord) -> None:
         if row.metadata is None:
             return
-        refuse_unopened(row.metadata)
+        refuse_undecrypted(row.metadata)
         there = await thread_record(self._target.backend, self._key)
         if there is not None and (there.metadata_version, there.metadata or b"") >= (
             row.metadata_version,

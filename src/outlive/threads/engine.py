@@ -24,13 +24,13 @@ from outlive.backend import (
     WriteRecord,
     all_records,
 )
+from outlive.backend.undecrypted import refuse_undecrypted
 from outlive.errors import (
     BadArgument,
     Corrupt,
     NewerFormat,
     OutliveError,
     UnknownTag,
-    refuse_unopened,
 )
 from outlive.events import LOAD, Event, EventSink
 from outlive.format import chunk, layout, manifest
@@ -172,7 +172,7 @@ class Engine:
         """Return the raw bytes of a chunk after checking it against its name, unless it is known to be sound."""
         if data is None:
             raise Corrupt(f"chunk {name.hex()} is missing")
-        refuse_unopened(data)
+        refuse_undecrypted(data)
         if not is_sound and self.namer.name(data) != name:
             raise Corrupt(f"chunk {name.hex()} holds other bytes than it was named for")
         return chunk.decode(data)

@@ -6,7 +6,8 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from outlive.backend import Commit, Removal, ThreadKey, ThreadRecord, thread_record
-from outlive.errors import Corrupt, NewerFormat, ThreadNotEmpty, refuse_unopened, well_formed
+from outlive.backend.undecrypted import refuse_undecrypted
+from outlive.errors import Corrupt, NewerFormat, ThreadNotEmpty, well_formed
 from outlive.format import manifest
 from outlive.threads.engine import Engine, Located
 from outlive.values import ThreadInfo, moment
@@ -30,7 +31,7 @@ def unpack_metadata(
     if row is None or row.metadata is None:
         return {}, None
     try:
-        refuse_unopened(row.metadata)
+        refuse_undecrypted(row.metadata)
     except Corrupt as error:
         raise type(error)(error.what, thread=row.id) from None
     with well_formed("its metadata", row.id):

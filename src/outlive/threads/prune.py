@@ -28,7 +28,8 @@ from outlive.backend import (
     ThreadKey,
     WriteRecord,
 )
-from outlive.errors import UNOPENED, BadArgument, StaleBase
+from outlive.backend.undecrypted import is_undecrypted
+from outlive.errors import BadArgument, StaleBase
 from outlive.format import chunk, manifest
 from outlive.format.layout import Layout, expand, has_composite
 from outlive.threads.engine import Engine, Located
@@ -392,7 +393,7 @@ def _is_readable(record: CheckpointRecord) -> bool:
 
     Otherwise it is unknown which bytes it reads.
     """
-    return record.body[:1] != UNOPENED
+    return not is_undecrypted(record.body)
 
 
 def _union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

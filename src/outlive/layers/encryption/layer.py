@@ -52,6 +52,7 @@ from outlive.backend import (
     escape,
 )
 from outlive.backend.entries import ENCRYPTED, NAMING
+from outlive.backend.undecrypted import refuse_undecrypted, undecrypted
 from outlive.errors import (
     BadArgument,
     Corrupt,
@@ -61,8 +62,6 @@ from outlive.errors import (
     OutliveError,
     Undecryptable,
     WrongKey,
-    refuse_unopened,
-    unopened,
 )
 from outlive.layers.encryption.keyring import KeyRing, is_encrypted, key_of
 
@@ -181,7 +180,7 @@ class Encrypted:
 
         Refuse the placeholder of an unreadable one: it would pass for a record.
         """
-        refuse_unopened(data)
+        refuse_undecrypted(data)
         return self.ring.encrypt(aad, data)
 
     def _encrypt_checkpoint(self, thread: ThreadKey, record: CheckpointRecord) -> CheckpointRecord:
@@ -230,7 +229,7 @@ class Encrypted:
         try:
             return self.ring.decrypt(aad, encrypted)
         except OutliveError as error:
-            return unopened(error)
+            return undecrypted(error)
 
     def _decrypt_checkpoint(
         self, thread: ThreadKey, record: CheckpointRecord, sent: Sent | None = None
@@ -253,7 +252,7 @@ class Encrypted:
                 return entry
             body = self._decrypt(aad_of_entry(thread, entry), entry.body)
             try:
-                refuse_unopened(body)
+                refuse_undecrypted(body)
             except Corrupt as error:
                 raise type(error)(f"{entry.kind} {entry.key!r}: {error.what}", thread=thread.id) from None
             except OutliveError as error:
