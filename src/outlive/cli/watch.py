@@ -15,7 +15,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -23,6 +22,7 @@ import click
 from outlive.cli.command import flag
 from outlive.cli.context import FORMAT, Call, OutputClosed
 from outlive.cli.output.table import is_terminal
+from outlive.dataclass import dataclass
 from outlive.runtime.platform import system
 from outlive.view.escape import escape_json, escape_terminal
 
