@@ -46,7 +46,11 @@ def _define(cls: type, frozen: bool, eq: bool, repr: bool, kw_only: bool) -> typ
 
     @cache
     def twin() -> type:
-        twin = type(cls.__name__, cls.__bases__, {**own, "__annotations__": cls.__annotations__})
+        twin = type(
+            cls.__name__,
+            cls.__bases__,
+            {**own, "__annotations__": cls.__annotations__, "__doc__": cls.__name__},
+        )
         return dataclasses.dataclass(frozen=frozen, eq=eq, repr=repr, kw_only=kw_only)(twin)
 
     made = type(cls)(cls.__name__, cls.__bases__, {

@@ -12,7 +12,6 @@ import datetime as dt
 import io
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -114,6 +113,8 @@ class _Frame(io.StringIO):
 
 def _draw(call: Call, listing: Listing) -> None:
     """Draw a list over the one before; what the terminal has no room for is left out."""
+    import shutil  # slow to import
+
     frame, size = _Frame(), shutil.get_terminal_size()
     frame.encoding = sys.stdout.encoding
     with contextlib.redirect_stdout(frame):
