@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from outlive.dataclass import dataclass
 
 SAVE, LOAD, CLAIM, END, LOSS = "save", "load", "claim", "end", "loss"
 FAILOVER, FAILBACK, SWEEP = "failover", "failback", "sweep"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast
 
@@ -13,6 +13,7 @@ from outlive.arguments import check_choice, check_count, check_durability, check
 from outlive.backend import RESERVED, Backend, escape
 from outlive.backends.local.sync_local import SharedSyncLocal, SyncLocal
 from outlive.backends.server.urls import BackendFactory
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument, BadURL, KeyMissing, StoreMissing
 from outlive.events import EventSink, Watcher
 from outlive.format.chunk import Namer

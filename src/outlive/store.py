@@ -10,7 +10,6 @@ import contextlib
 import datetime as dt
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack, overload
 
@@ -38,6 +37,7 @@ from outlive.arguments import (
     thread_cursor,
 )
 from outlive.backend import EntryRecord, ThreadKey, ThreadQuery
+from outlive.dataclass import dataclass
 from outlive.errors import (
     AmbiguousRun,
     BadArgument,

@@ -9,9 +9,10 @@ import datetime as dt
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Final, Literal, get_args
 
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument, Corrupt, OutliveError
 
 Source = Literal["input", "loop", "update", "fork", "interrupt", "failure", "final"]

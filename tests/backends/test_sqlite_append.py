@@ -13,7 +13,7 @@ import outlive
 from outlive.backends.sqlite import backend as sqlite_backend
 from outlive.backends.sqlite.append import Unusual
 from outlive.backends.sqlite.connection import _Transaction
-from outlive.errors import CheckpointExists, Corrupt, HeadMoved, StoreBusy
+from outlive.errors import CheckpointExists, Corrupt, HeadMoved, LeaseLost, StoreBusy
 
 STATE = {"messages": ["first"], "text": "x" * 5000}
 
@@ -70,6 +70,54 @@ def test_only_the_first_save_of_a_thread_is_judged_by_the_general_road(store, de
     assert [info.seq for info in thread.history()] == list(range(30, 0, -1))
     assert thread.load() == grown(29)
     assert store.verify().problems == ()
+
+
+def test_steps_and_saves_of_a_run_take_the_straight_road(store, decided, path):
+    with store.run("t", run_id="r") as run:
+        run.step("first", lambda: 1)
+        run.save(STATE)
+        decided.clear()
+        for number in range(20):
+            assert run.step("n", lambda number=number: number) == number
+            run.save(grown(number))
+        assert decided == []
+        assert [step.value for step in store.steps("r")] == [1, *range(20)]
+    assert [commit.entries[0].status for commit in decided] == ["completed"]
+    assert store.verify().problems == ()
+
+
+def test_a_run_that_another_process_cancelled_is_refused(store, path):
+    def steps(run):
+        run.step("first", lambda: 1)
+        with outlive.open(path) as other:
+            other.cancel("r")
+        run.step("second", lambda: 2)
+
+    with pytest.raises(LeaseLost), store.run("t", run_id="r") as run:
+        steps(run)
+    assert [step.name for step in store.steps("r")] == ["first"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "update entry set status = 'completed' where kind = 'run'",
+        "update entry set status = 'completed', checksum = x'00' where kind = 'run'",
+        "delete from entry where kind = 'run'",
+        "update entry_version set checksum = x'00' where kind = 'run'",
+        "delete from entry_version where kind = 'run'",
+    ],
+)
+def test_a_run_whose_row_was_damaged_in_between_writes_nothing(store, path, sql):
+    def steps(run):
+        run.step("first", lambda: 1)
+        change(path, sql)
+        run.step("second", lambda: 2)
+
+    with pytest.raises(Corrupt), store.run("t", run_id="r") as run:
+        steps(run)
+    with pytest.raises(Corrupt):
+        store.find_run("r")
 
 
 def test_what_another_process_saved_in_between_is_seen(thread, store, path, decided):

@@ -1,4 +1,4 @@
-"""What an ordinary small save to SQLite costs: counts of calls and statements, which no machine changes."""
+"""What an ordinary small save to SQLite and a step cost: counts of calls and statements, which no machine changes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import outlive
 
 MOST_CALLS = 60  # of Python functions, those of other packages too
 MOST_STATEMENTS = 6  # begin, thread, chunk, head, checkpoint, commit
+MOST_CALLS_OF_STEP = 130
+MOST_STATEMENTS_OF_STEP = 10  # begin, thread, head, two rows of a step and of two leases, commit
 
 
 class Costs:
@@ -66,3 +68,15 @@ def test_a_save_of_what_is_stored_already_writes_no_chunk(thread, tmp_path):
     warm(thread, tmp_path)
     costs = Costs().count(lambda: thread.save(state(3)))
     assert 0 < costs.statements < MOST_STATEMENTS
+
+
+def test_a_step_makes_few_calls_and_statements(tmp_path):
+    with outlive.open(tmp_path / "store.db") as store, store.run("t", run_id="r") as run:
+        for _ in range(3):
+            run.step("warm", int)
+        os.utime(tmp_path, (0, 0))
+        run.step("warm", int)
+        costs = Costs().count(lambda: run.step("n", int))
+        assert len(costs.calls) - 1 <= MOST_CALLS_OF_STEP, "\n".join(costs.calls)
+        assert 0 < costs.statements <= MOST_STATEMENTS_OF_STEP
+        assert [step.name for step in store.steps("r")] == ["warm"] * 4 + ["n"]

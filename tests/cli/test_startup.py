@@ -49,7 +49,7 @@ def imported(*arguments, folder=None):
 
 # Each of these takes longer to import than a listing takes to do.
 HEAVY = {
-    "asyncio", "concurrent.futures", "importlib.resources", "logging", "numpy", "psycopg", "pydantic", "redis", "rich", "ssl",
+    "asyncio", "concurrent.futures", "ctypes", "importlib.resources", "logging", "numpy", "psycopg", "pydantic", "redis", "rich", "ssl",
     "subprocess",
 }  # fmt: skip
 
@@ -69,7 +69,7 @@ def test_a_listing_imports_only_what_it_needs(folder):
     found = imported("ls", folder=folder)
     assert "outlive.store" in found
     unneeded = {f"outlive.{name}" for name in (
-        "runs.run", "runs.recovery", "runs.response_values", "runtime.loop", "backends.local.async_local", "backends.postgres.urls",
+        "runs.run", "runs.recovery", "view.graph", "view.messages", "runs.response_values", "runtime.loop", "backends.local.async_local", "backends.postgres.urls",
         "backends.redis.urls", "layers.replication.layer", "layers.encryption.rotation", "cli.commands.doctor", "cli.pair_state",
     )}  # fmt: skip
     assert all(importlib.util.find_spec(name) for name in unneeded)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from outlive.backend.records import WALL, EntryRecord
+from outlive.dataclass import dataclass
 from outlive.runtime.platform import system
 
 _UNKNOWN = "unknown"  # as the name of a boot

@@ -12,9 +12,9 @@ reports it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument, Corrupt
 
 

@@ -96,7 +96,6 @@ may use a connection, file offset or lock of the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from outlive.backend.records import (
@@ -115,6 +114,7 @@ from outlive.backend.records import (
     Totals,
     WriteRecord,
 )
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, OutliveError
 
 ThreadCursor = tuple[int, str]  # (updated_at, id)

@@ -6,12 +6,13 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import NamedTuple
 
 import ormsgpack
 
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, OutcomeUnknown
 
 FORMAT = 1  # of records; newer formats are refused

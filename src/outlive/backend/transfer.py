@@ -9,7 +9,7 @@ protocol), so they may come late, twice or in any order.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from outlive.backend.paging import all_entries
 from outlive.backend.protocol import Backend, EntryQuery, HistoryQuery
@@ -23,6 +23,7 @@ from outlive.backend.records import (
     WriteRecord,
     tombstone_key,
 )
+from outlive.dataclass import dataclass
 
 BATCH_BYTES = 4 << 20  # of chunks in one commit
 PAGE = 1000

@@ -12,11 +12,12 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument
 from outlive.view.escape import escape_json, escape_lines, escape_terminal
 

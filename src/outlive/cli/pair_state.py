@@ -6,11 +6,12 @@ Opening a pair may join the stores, copy data or change roles; inspecting it doe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from outlive.backends.server.urls import BackendFactory
 from outlive.cli.config import configure_store
+from outlive.dataclass import dataclass
 from outlive.errors import KeyMissing, OutliveError, StoreError, StoreMissing, StoreUnavailable
 from outlive.factory import existing_backend
 from outlive.layers.encryption.keyring import KeyRing, is_encrypted, key_of

@@ -12,10 +12,8 @@ import datetime as dt
 import io
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -23,6 +21,7 @@ import click
 from outlive.cli.command import flag
 from outlive.cli.context import FORMAT, Call, OutputClosed
 from outlive.cli.output.table import is_terminal
+from outlive.dataclass import dataclass
 from outlive.runtime.platform import system
 from outlive.view.escape import escape_json, escape_terminal
 
@@ -114,6 +113,8 @@ class _Frame(io.StringIO):
 
 def _draw(call: Call, listing: Listing) -> None:
     """Draw a list over the one before; what the terminal has no room for is left out."""
+    import shutil  # slow to import
+
     frame, size = _Frame(), shutil.get_terminal_size()
     frame.encoding = sys.stdout.encoding
     with contextlib.redirect_stdout(frame):

@@ -13,12 +13,12 @@ import sys
 import uuid
 import zoneinfo
 from collections.abc import Callable
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import ormsgpack
 
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, ExtraMissing
 
 TAGGED, TUPLE, SET, FROZENSET, MAP = 1, 2, 3, 4, 5

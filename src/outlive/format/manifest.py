@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import ormsgpack
 
 from outlive.backend import CheckpointRecord
 from outlive.backend.undecrypted import refuse_undecrypted
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, NewerFormat
 from outlive.format.codec import Codec
 from outlive.format.layout import Layout, flatten, unflatten

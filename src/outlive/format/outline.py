@@ -10,9 +10,10 @@ a plain dict, so it is read like any other state.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from outlive.dataclass import dataclass
 from outlive.errors import Unencodable
 from outlive.format.codec import Codec
 from outlive.format.part import Part

@@ -9,9 +9,9 @@ pieces wherever they are now.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from outlive.dataclass import dataclass
 from outlive.format.codec import Codec
 from outlive.format.composite import Composite
 from outlive.format.edit import WORTH, find_common

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from outlive.dataclass import dataclass
 from outlive.format.chunk import MAX_RAW, Namer, encode
 from outlive.format.codec import Codec
 from outlive.format.composite import INLINED, Composite

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from outlive.dataclass import dataclass
 from outlive.format.composite import Composite
 from outlive.format.layout import cut_spans, ends_of
 from outlive.format.part import Part

@@ -14,9 +14,9 @@ import types
 import typing
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument, NeedsUpgrade, OutliveError, TypeChanged, UnknownTag
 from outlive.format.anatomy import PLAIN_BASES, Decode, Encode, anatomy_of, is_data_class
 

@@ -29,9 +29,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from outlive.dataclass import dataclass
 from outlive.errors import Unencodable
 from outlive.format.codec import MAX_NESTED, Codec, is_utf8, may_hold_bytes
 from outlive.format.edit import resembles

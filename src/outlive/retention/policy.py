@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from outlive.arguments import check_count, check_flag, check_seconds
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument
 
 

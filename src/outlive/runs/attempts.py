@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt
 from outlive.runs.owner import Owner
 from outlive.values import micros, moment

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Literal, Self
 
 from outlive.arguments import check_choice
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument, BudgetSpent, Corrupt
 
 _FIELDS = ("cost_usd", "tokens", "steps")

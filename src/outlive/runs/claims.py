@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from outlive.backend import EntryRecord, Receipt
+from outlive.dataclass import dataclass
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, StoreError, ThreadBusy
 from outlive.runs import tickets
 from outlive.runs.attempts import count_releases

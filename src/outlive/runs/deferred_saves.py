@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from outlive.dataclass import dataclass
 from outlive.format import manifest
 from outlive.format.codec import Codec
 from outlive.threads.save import Draft

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from outlive.backend import EntryRecord, Receipt
 from outlive.backend.entries import WAIT
+from outlive.dataclass import dataclass
 from outlive.errors import (
     EntryHeld,
     QuestionChanged,

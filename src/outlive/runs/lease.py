@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from outlive.backend import ABSENT, NEXT, WALL, EntryCursor, EntryQuery, EntryRecord, ThreadKey
@@ -23,6 +23,7 @@ from outlive.backend.clock import clock
 from outlive.backend.entries import LOCK as LOCK
 from outlive.backend.entries import RUN as RUN
 from outlive.backend.entries import STEP as STEP
+from outlive.dataclass import dataclass
 from outlive.errors import (
     BadArgument,
     Corrupt,

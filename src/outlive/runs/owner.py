@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
 from typing import Any, Self
 
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt
 from outlive.runtime.platform import system
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from outlive.arguments import check_choice
 from outlive.backend import Commit, EntryQuery, EntryRecord, ThreadKey, entry_pages
 from outlive.backend.entries import WAIT
+from outlive.dataclass import dataclass
 from outlive.errors import (
     AlreadyAnswered,
     AnswerRefused,

@@ -16,11 +16,12 @@ import sys
 import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, cast
 
 from outlive.arguments import is_async
 from outlive.backend import Commit, EntryCursor, EntryQuery, EntryRecord, Receipt, ThreadKey
+from outlive.dataclass import dataclass
 from outlive.errors import (
     BadArgument,
     Corrupt,

@@ -13,9 +13,9 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument
 
 _NEVER = "0001-01-01T00:00:00Z"  # Go's zero time

@@ -14,9 +14,10 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument
 from outlive.format.registry import default_registry
 from outlive.runs import response_json

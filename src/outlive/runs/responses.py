@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, Self
 
 from outlive.backend import EntryQuery, EntryRecord, Receipt, ThreadKey
 from outlive.backend.entries import RESPONSE
 from outlive.backend.paging import all_entries
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument, Corrupt, well_formed
 from outlive.runs.response_values import (
     FAILED,

@@ -16,9 +16,10 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from outlive.backend import Commit, EntryRecord, Fence, Receipt, Removal, ThreadKey
+from outlive.dataclass import dataclass
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
 from outlive.runs import attempts, lease, tickets, timers
 from outlive.runs.budget import Budget

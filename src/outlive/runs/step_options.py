@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from outlive.arguments import check_count, check_seconds, check_timeout
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument
 
 RetryOn = type[Exception] | tuple[type[Exception], ...]

@@ -8,9 +8,9 @@ whether it has an effect.
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
 from typing import Any, Self
 
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt
 from outlive.runs.effect_keys import effect_key
 from outlive.values import micros, moment

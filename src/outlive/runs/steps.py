@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+import ormsgpack
+
 from outlive.backend import EntryQuery, EntryRecord, Receipt, ThreadKey
 from outlive.backend.paging import all_entries
 from outlive.errors import (
@@ -62,6 +64,13 @@ _PARKING_S = 0.01  # between looks whether another branch has suspended the run
 _PAGE = 500
 # The steps inside which this task or thread is: (id of the ledger, name, key).
 _around: ContextVar[tuple[tuple[int, str, str], ...]] = ContextVar("outlive_steps", default=())
+
+
+def _hashed(arguments: bytes) -> bytes:
+    return hashlib.blake2b(arguments, digest_size=8, person=b"outlive.step").digest()
+
+
+_DIGEST_OF_NONE = _hashed(ormsgpack.packb([[], {}]))  # most functions of steps have no arguments
 
 
 class _Limited:
@@ -307,11 +316,13 @@ class Ledger:
 
     def _digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
         """Return a digest of the arguments; None if they cannot be stored, such as clients."""
+        if not args and not kwargs:
+            return _DIGEST_OF_NONE
         try:
             packed = self._run._engine.codec.pack(_ordered([list(args), kwargs]))
         except (Unencodable, RecursionError):
             return None
-        return hashlib.blake2b(packed, digest_size=8, person=b"outlive.step").digest()
+        return _hashed(packed)
 
     def _begin(
         self, ledger_key: tuple[str, str], digest: bytes | None, known: StepInfo | None, key: EffectKey | None

@@ -10,11 +10,11 @@ chunks of the store that took over.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from outlive.backend import EntryRecord
 from outlive.backend.entries import STREAM
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument, Corrupt
 from outlive.format.codec import Codec
 

@@ -19,9 +19,10 @@ Looking and taking are two calls. Two rules make them safe:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from outlive.backend import ABSENT, NEXT, Commit, EntryQuery, EntryRecord, Fence, ThreadKey
+from outlive.dataclass import dataclass
 from outlive.errors import EntryHeld, StaleBase, ThreadBusy
 from outlive.runs.lease import (
     LOCK,

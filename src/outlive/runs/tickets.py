@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from outlive.backend import WALL, Commit, EntryCursor, EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.entries import READY, RUN
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, DamagedEntry, EntryHeld, well_formed
 from outlive.format.codec import Codec
 from outlive.runs.lease import RELEASED, RunInfo

@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from outlive.backend import NEXT, WALL, Commit, EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.entries import TIMER
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, EntryHeld, OutliveError
 from outlive.runs import outer_run, wakes
 from outlive.runs.lease import WAITING, RunInfo, find

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from outlive.backend import ABSENT, NEXT, EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.entries import WAIT
 from outlive.backend.paging import all_entries
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument, TypeChanged, UnknownTag, well_formed
 from outlive.format.codec import Codec
 from outlive.runs.lease import RUN, find

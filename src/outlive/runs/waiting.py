@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from outlive.dataclass import dataclass
 
 
 class _Missing:

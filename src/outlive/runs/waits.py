@@ -20,12 +20,13 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
 from outlive.arguments import check_seconds
 from outlive.backend import EntryRecord
 from outlive.backend.entries import TIMER, WAIT
+from outlive.dataclass import dataclass
 from outlive.errors import (
     AmbiguousStep,
     BadArgument,

@@ -25,10 +25,10 @@ import functools
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from outlive.backend import ThreadKey, Watch
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, OutliveError, StoreClosed, StoreError
 from outlive.runs.claims import Claimed, Claims
 from outlive.runs.lease import RunInfo

@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from outlive.backend import NEXT, Commit, EntryCursor, EntryQuery, EntryRecord, Fence, ThreadKey
 from outlive.backend.entries import WORKER
 from outlive.backend.records import reserved
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, EntryHeld, LeaseLost, OutliveError, well_formed
 from outlive.format.codec import Codec
 from outlive.runs.lease import RUNNING, lapses_at

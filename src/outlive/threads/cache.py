@@ -7,9 +7,9 @@ losing one costs the next save a read, nothing else.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 
 from outlive.backend import CachedHead, CheckpointRecord, Cursor
+from outlive.dataclass import dataclass
 from outlive.format.codec import Codec
 from outlive.format.composite import Composite
 from outlive.format.manifest import layout_of

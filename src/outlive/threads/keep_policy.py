@@ -9,9 +9,9 @@ be read.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from outlive.backend import CheckpointKey, CheckpointRecord, ThreadKey
+from outlive.dataclass import dataclass
 from outlive.errors import OutliveError
 from outlive.format import manifest
 from outlive.threads.engine import Engine

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import ormsgpack
 
 from outlive.backend import WriteRecord
+from outlive.dataclass import dataclass
 from outlive.format import manifest
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from outlive.arguments import check_id, check_namespace
 from outlive.backend import (
@@ -29,6 +29,7 @@ from outlive.backend import (
     WriteRecord,
 )
 from outlive.backend.undecrypted import is_undecrypted
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument, StaleBase
 from outlive.format import chunk, manifest
 from outlive.format.layout import Layout, expand, has_composite

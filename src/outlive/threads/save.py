@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from outlive.backend import CheckpointRecord, Commit, EntryRecord, Fence, ReadResult, Receipt, ThreadKey
+from outlive.dataclass import dataclass
 from outlive.errors import (
     CheckpointExists,
     Corrupt,

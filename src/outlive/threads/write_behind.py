@@ -14,10 +14,11 @@ wait for the queue.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from outlive.backend import Commit, Receipt, ThreadKey
+from outlive.dataclass import dataclass
 from outlive.errors import DelayedSaveFailed, StaleBase
 from outlive.format import manifest
 from outlive.format.planner import plan_chunks

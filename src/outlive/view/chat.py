@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from outlive.dataclass import dataclass
 from outlive.format.diff import join_path
 from outlive.view.graph import GraphState
 from outlive.view.messages import Message, read_messages

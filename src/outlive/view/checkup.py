@@ -7,10 +7,10 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from outlive.dataclass import dataclass
 from outlive.errors import OutliveError
 from outlive.runtime.platform import system
 from outlive.runtime.runtime import run_now

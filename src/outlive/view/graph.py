@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from outlive.dataclass import dataclass
 from outlive.format.extensions import Opaque, Raw
 from outlive.threads.pending_writes import open_interrupts
 from outlive.values import CONTROL, Interrupt, PendingWrite

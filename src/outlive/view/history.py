@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt
 from outlive.view.graph import GraphStep, read_graph
 from outlive.view.items import checkpoint_item

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outlive.dataclass import dataclass
 from outlive.values import moment
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from outlive.dataclass import dataclass
 from outlive.format.extensions import Opaque
 from outlive.view.escape import escape_lines, escape_terminal
 from outlive.view.opaque import unwrap

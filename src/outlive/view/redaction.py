@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from outlive.dataclass import dataclass
 from outlive.format.extensions import Opaque, Raw
 from outlive.values import Checkpoint
 from outlive.view.opaque import unwrap_once

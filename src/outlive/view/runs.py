@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outlive.backend import escape
+from outlive.dataclass import dataclass
 from outlive.view.items import USAGE_FIELDS, run_details, run_item
 from outlive.view.lease_clock import LeaseClock
 from outlive.view.opaque import unwrap

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -13,6 +12,7 @@ from outlive.backend import CheckpointRecord, EntryRecord, ThreadKey, WriteRecor
 from outlive.backend.entries import check_stored_kind
 from outlive.backends.file.log import FORMAT
 from outlive.backends.rules.view import Counters, Effect
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument, NewerFormat
 
 # Listed here, not taken from the classes: the order is part of the format, new fields come last.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from outlive.backend import Commit, Receipt
 from outlive.backend.clock import clock
@@ -18,6 +18,7 @@ from outlive.backends.file.revision_marks import Marks
 from outlive.backends.file.table import LoggedTable, log_of, plain, removes
 from outlive.backends.rules.decide import check_found, decide
 from outlive.backends.rules.view import Effect
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, NotErased, OutliveError, StoreError
 
 

@@ -33,9 +33,9 @@ import secrets
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from outlive.backends.file.disk import Disk, NotAFile
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, NewerFormat
 
 FORMAT = 1

@@ -15,12 +15,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from outlive.backend import Commit, Receipt, outcome_unknown, shortest_timeout
 from outlive.backends.local.fork import keep_for_fork
 from outlive.backends.local.protocol import Local, LocalCalls, P, T, busy, reentered
 from outlive.backends.local.watch import ThreadAlarm, bell_of
+from outlive.dataclass import dataclass
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
 from outlive.runtime.fork import reset_in_child
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from importlib.resources import files
 
 from outlive.backends.postgres.rows import CHECKPOINT, ENTRY, MANY, THREAD, WRITE
+from outlive.dataclass import dataclass
 
 VERSION = 1  # of the tables
 

@@ -7,7 +7,7 @@ saves to the same thread wait until the end of the transaction: what was read is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 from outlive.backend import CheckpointKey, CheckpointRecord, Commit, EntryRecord, Receipt, WriteRecord
@@ -45,6 +45,7 @@ from outlive.backends.postgres.statements import BAD_ROW, GONE, LISTED, NO_HEAD,
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import Snapshot, Wanted, done_before
 from outlive.backends.rules.view import Effect
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt
 from outlive.runtime.runtime import Deadline
 

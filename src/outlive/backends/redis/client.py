@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from outlive.backends.redis.connection import Address, Command, ErrorReply, Reply, refusal
@@ -12,6 +11,7 @@ from outlive.backends.redis.scripts import Script
 from outlive.backends.redis.topology import Nodes, Pool
 from outlive.backends.server.attempts import AttemptFailed, Deadline
 from outlive.backends.server.urls import hide_secrets
+from outlive.dataclass import dataclass
 from outlive.errors import OutliveError
 
 _MAX_HOPS = 8

@@ -14,7 +14,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
 import hiredis
@@ -22,6 +22,7 @@ import hiredis
 from outlive.backends.redis.io_modes import IOMode
 from outlive.backends.server.attempts import AttemptFailed, Deadline
 from outlive.backends.server.sockets import look_up
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, StoreFull, StoreUnavailable
 from outlive.runtime.platform import READ, WRITE, system
 

@@ -10,7 +10,6 @@ should have is rebuilt.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from outlive.backend import ThreadKey
@@ -30,6 +29,7 @@ from outlive.backends.redis.rows import pack_args
 from outlive.backends.redis.scripts import script
 from outlive.backends.redis.session import Session
 from outlive.backends.server.attempts import Deadline
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt
 
 T = TypeVar("T")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 from outlive.backend import escape, unescape
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt
 
 BUCKETS = 1024  # must never change: a thread's keys depend on it

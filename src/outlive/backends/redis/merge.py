@@ -7,8 +7,10 @@ The second one asks those indexes that may have more lines up to there, and only
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
+
+from outlive.dataclass import dataclass
 
 
 class Line(NamedTuple):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from outlive.backend import ThreadKey
@@ -22,6 +21,7 @@ from outlive.backends.redis.keys import recent_key, to_text
 from outlive.backends.redis.rows import pack_args
 from outlive.backends.redis.scripts import script
 from outlive.backends.redis.session import Session
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt
 
 _BATCH = 16  # buckets rebuilt together: all 1,024 of them when the identity of a store was lost

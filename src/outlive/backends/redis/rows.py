@@ -13,7 +13,6 @@ import re
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -31,6 +30,7 @@ from outlive.backend import (
 from outlive.backend.entries import check_stored_kind
 from outlive.backends.redis.keys import to_bytes, to_text
 from outlive.backends.rules.view import Counters
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
 CLOCK = "redis"  # leases are timed by the server

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 
 from outlive.backend.entries import LISTING
+from outlive.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

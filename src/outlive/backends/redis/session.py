@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from outlive.backend import Commit, ThreadKey
@@ -13,6 +12,7 @@ from outlive.backends.redis.keys import BUCKET_KEYS, Keys, threads_key
 from outlive.backends.redis.scripts import script
 from outlive.backends.redis.topology import slot_of
 from outlive.backends.server.attempts import Attempts, Deadline
+from outlive.dataclass import dataclass
 from outlive.errors import StoreClosed
 
 T = TypeVar("T")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from outlive.backend import CheckpointRecord, ThreadKey, ThreadQuery, ThreadRecord, Totals
@@ -25,6 +24,7 @@ from outlive.backends.redis.rows import pack_args
 from outlive.backends.redis.scripts import script
 from outlive.backends.redis.session import Session
 from outlive.backends.server.attempts import Deadline
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt
 
 _END = 1 << 53  # of time, as in bucket.lua

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 from outlive.backends.redis.connection import (
@@ -23,6 +23,7 @@ from outlive.backends.redis.connection import (
 from outlive.backends.redis.exchanges import Exchanges, Member
 from outlive.backends.redis.io_modes import IOMode, Limiter
 from outlive.backends.server.attempts import AttemptFailed, Deadline
+from outlive.dataclass import dataclass
 from outlive.errors import StoreUnavailable
 
 T = TypeVar("T")

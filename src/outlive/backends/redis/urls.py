@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from outlive.backend import Backend
 from outlive.backends.server.urls import BackendFactory, Options, query_of
+from outlive.dataclass import dataclass
 from outlive.errors import BadURL, ExtraMissing
 
 if TYPE_CHECKING:

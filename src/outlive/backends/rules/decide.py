@@ -388,13 +388,14 @@ def _entries(commit: Commit, view: View, row: Counters, clock: Clock) -> list[En
         stored = view.entry(entry.kind, entry.key)
         if is_judged and stored is not None and not entry_wins(entry, stored):
             continue
-        accepted.append(_resolved_entry(entry, stored, row, clock))
+        accepted.append(resolved_entry(entry, stored, row.revision, clock))
     return accepted
 
 
-def _resolved_entry(
-    entry: EntryRecord, stored: EntryRecord | None, row: Counters, clock: Clock
+def resolved_entry(
+    entry: EntryRecord, stored: EntryRecord | None, revision: int, clock: Clock
 ) -> EntryRecord:
+    """Return an entry as a commit of this revision stores it."""
     body, status = entry.body, entry.status
     if body is None:
         body = stored.body if stored is not None else b""
@@ -402,7 +403,7 @@ def _resolved_entry(
     until, since = entry.until, entry.clock
     if entry.lease_s is not None:
         until, since = clock.end_of(entry.lease_s, entry.clock)
-    fence = row.revision if entry.fence == NEXT else entry.fence
+    fence = revision if entry.fence == NEXT else entry.fence
     # Not by `replace`, which costs four times as much: a step of a run stores three entries.
     return EntryRecord(
         entry.kind, entry.key, body, status, entry.epoch, fence, entry.revision, until, since, gone=entry.gone

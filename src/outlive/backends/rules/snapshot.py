@@ -9,7 +9,7 @@ the effect if nothing moved.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 from outlive.backend import (
@@ -25,6 +25,7 @@ from outlive.backend import (
     tombstone_key,
 )
 from outlive.backends.rules.view import Counters, brought, named
+from outlive.dataclass import dataclass
 
 T = TypeVar("T")
 WriteKey = tuple[str, str, str, int]  # (namespace, checkpoint, task, index)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from outlive.backend import CheckpointKey, CheckpointRecord, Commit, EntryRecord, ThreadKey, WriteRecord
+from outlive.dataclass import dataclass
 
 Records = tuple[CheckpointRecord, ...]
 

@@ -7,8 +7,8 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from outlive.dataclass import dataclass
 from outlive.runtime.fork import reset_in_child
 from outlive.runtime.platform import READ, WRITE
 

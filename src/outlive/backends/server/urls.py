@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from outlive.arguments import check_count, check_flag, check_seconds
 from outlive.backend import Backend
+from outlive.dataclass import dataclass
 from outlive.errors import BadURL
 
 

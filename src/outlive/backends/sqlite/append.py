@@ -1,4 +1,4 @@
-"""The straight road of an ordinary save: a checkpoint of the root namespace, pending writes, or both.
+"""The straight road of an ordinary save: a checkpoint of the root namespace, pending writes, entries.
 
 Most commits are of this kind, so they take a road of their own. It knows success only. Where a
 commit or a thread is not what it expects (a new thread, a repeated id, a stale generation, another
@@ -12,6 +12,11 @@ checkpoint of the index is compared in the same way. The keys of chunks are reme
 of their thread, and count only while that is the stored one: a file that was restored from a backup
 under an open store may have other chunks in the same generation. A transaction that is rolled back
 forgets what was remembered.
+
+What a run writes is of this kind too: a step, or a checkpoint, with the renewal of its leases. The
+entries that were written last are remembered with the row of their thread. Their updates compare
+the status of an entry and the checksums of both of its rows, and write the other columns. A fence is
+compared with what is remembered, which the row of the thread vouches for.
 """
 
 from __future__ import annotations
@@ -25,9 +30,11 @@ import apsw
 import ormsgpack
 
 from outlive.backend import (
+    NEXT,
     CheckpointKey,
     CheckpointRecord,
     Commit,
+    EntryRecord,
     Receipt,
     ThreadKey,
     WriteRecord,
@@ -36,8 +43,12 @@ from outlive.backend import (
     stamped,
     unescape,
 )
+from outlive.backend.clock import Clock, clock
+from outlive.backend.entries import KINDS
+from outlive.backends.rules.decide import resolved_entry
 from outlive.backends.rules.snapshot import adds_only
 from outlive.backends.sqlite.connection import fetch_one
+from outlive.backends.sqlite.entries import EntryMoved, StoredEntry, put_entry
 from outlive.backends.sqlite.tables import (
     HEAD,
     PUT_CHECKPOINT,
@@ -57,6 +68,12 @@ from outlive.backends.sqlite.tables import (
 )
 
 _MAX_THREADS = 1000  # that are remembered
+_MAX_ENTRIES = 8  # of a thread
+_MAX_BODY = 8 << 10  # bytes of one
+_NO_ENTRY = StoredEntry(None)
+
+
+EntryKey = tuple[str, str]  # (kind, key)
 
 
 class Unusual(Exception):
@@ -64,15 +81,32 @@ class Unusual(Exception):
 
 
 class ThreadRows:
-    """The row of a thread, that of the head of its root namespace, and the keys of its chunks by name."""
+    """The row of a thread, that of the head of its root namespace, the keys of its chunks by name, some entries."""
 
-    __slots__ = ("head", "head_id", "keys", "thread")
+    __slots__ = ("entries", "head", "head_id", "keys", "thread")
 
-    def __init__(self, thread: ThreadColumns, head: HeadColumns, keys: dict[bytes, int]) -> None:
+    def __init__(
+        self,
+        thread: ThreadColumns,
+        head: HeadColumns,
+        keys: dict[bytes, int],
+        entries: dict[EntryKey, StoredEntry],
+    ) -> None:
         self.thread = thread
+        self.entries = entries
         self.head = head
         self.head_id = None if head.id is None else unescape(head.id)
         self.keys = keys
+
+
+def note_entry(entries: dict[EntryKey, StoredEntry], place: EntryKey, stored: StoredEntry) -> None:
+    """Remember an entry as it was written; the oldest one is forgotten when there are many."""
+    entries.pop(place, None)
+    if stored.entry is None or len(stored.entry.body or b"") > _MAX_BODY:
+        return
+    if len(entries) >= _MAX_ENTRIES:
+        del entries[next(iter(entries))]
+    entries[place] = stored
 
 
 class Remembered:
@@ -81,16 +115,18 @@ class Remembered:
     def __init__(self) -> None:
         self.rows: dict[bytes, ThreadRows] = {}
 
-    def chunk_keys(self, digest: bytes, stored: ThreadColumns | None, generation: int) -> dict[bytes, int]:
-        """Return what is known of the chunks of a thread; a generation keeps all of them."""
+    def of(
+        self, digest: bytes, stored: ThreadColumns | None, generation: int
+    ) -> tuple[dict[bytes, int], dict[EntryKey, StoredEntry]]:
+        """Return what is known of the chunks and entries of a thread; a generation keeps all chunks."""
         known = self.rows.get(digest)
         if known is None or known.thread != stored or known.thread.generation != generation:
-            return {}
-        return known.keys
+            return {}, {}
+        return known.keys, known.entries
 
     def keep(self, digest: bytes, rows: ThreadRows) -> None:
-        """Keep the rows of a listed thread with a head; others take the general road."""
-        if not rows.thread.listed or rows.head.id is None:
+        """Keep the rows of a listed thread; others take the general road."""
+        if not rows.thread.listed:
             self.rows.pop(digest, None)
             return
         if digest not in self.rows and len(self.rows) >= _MAX_THREADS:
@@ -103,8 +139,8 @@ class Remembered:
 
 
 def is_ordinary(commit: Commit) -> bool:
-    """Tell whether a commit only adds a checkpoint to the root namespace, or first writes of tasks."""
-    if commit.entries or commit.fence is not None or commit.epoch is not None or not adds_only(commit):
+    """Tell whether a commit only adds: a checkpoint to the root namespace, first writes of tasks, entries."""
+    if commit.epoch is not None or not adds_only(commit):
         return False
     for draft in commit.checkpoints:
         if draft.namespace:
@@ -112,7 +148,16 @@ def is_ordinary(commit: Commit) -> bool:
     for write in commit.writes:
         if write.index < 0:  # of a control write the last one wins
             return False
-    return bool(commit.checkpoints or commit.writes)
+    for entry in commit.entries:
+        if (
+            entry.gone
+            or entry.fence == NEXT
+            or entry.expect is not None
+            or entry.expect_lapsed
+            or entry.kind not in KINDS
+        ):
+            return False
+    return bool(commit.checkpoints or commit.writes or commit.entries)
 
 
 def append(db: apsw.Connection, commit: Commit, remembered: Remembered) -> Receipt | None:
@@ -128,8 +173,9 @@ def append(db: apsw.Connection, commit: Commit, remembered: Remembered) -> Recei
     if rows is None or not _is_expected(db, commit, rows):
         return None
     # 1. The row of the thread, if it is what is remembered. Nothing was changed before.
-    now = time.time_ns() // 1000
-    thread = _put_thread(db, commit, rows.thread, now)
+    leases = clock() if commit.entries else None
+    now = time.time_ns() // 1000 if leases is None else leases.now
+    thread = _put_thread(db, commit, rows, now)
     if thread is None:
         remembered.rows.pop(digest, None)
         return None
@@ -166,14 +212,20 @@ def append(db: apsw.Connection, commit: Commit, remembered: Remembered) -> Recei
             head_id, records = record.id, (record,)
         else:
             place = (thread.key, thread.revision, *rows.head[2:-1])
-            head = _put_head(db, _PUT_HEAD, digest, rows.head, place)
+            sql = _PUT_HEAD if head_id is not None else _PUT_NO_HEAD
+            head = _put_head(db, sql, digest, rows.head, place)
         # 4. Writes, each in a place that is free.
         if commit.writes:
             _put_writes(db, commit.writes, thread.key, rows.keys)
-    except apsw.ConstraintError as error:  # an id, a write or a chunk is stored already
+        # 5. Entries, each new or in the place of the one that is remembered.
+        entries = () if leases is None else _put_entries(db, commit.entries, thread.key, rows.entries, leases)
+    except (
+        apsw.ConstraintError,
+        EntryMoved,
+    ) as error:  # an id, a write, a chunk or an entry is stored already
         raise Unusual from error
     rows.thread, rows.head, rows.head_id = thread, head, head_id
-    return Receipt(thread.generation, thread.revision, records, writes=commit.writes)
+    return Receipt(thread.generation, thread.revision, records, entries=entries, writes=commit.writes)
 
 
 def _read(db: apsw.Connection, thread: ThreadKey, remembered: Remembered) -> ThreadRows | None:
@@ -191,7 +243,7 @@ def _read(db: apsw.Connection, thread: ThreadKey, remembered: Remembered) -> Thr
     )
     if not is_sound:
         return None
-    rows = ThreadRows(columns, head, {})
+    rows = ThreadRows(columns, head, {}, {})
     remembered.keep(thread.digest, rows)
     return rows
 
@@ -203,6 +255,8 @@ def _is_expected(db: apsw.Connection, commit: Commit, rows: ThreadRows) -> bool:
         (commit.generation is not None and commit.generation != thread.generation)
         or (commit.expect_head is not None and commit.expect_head != ("", rows.head_id))
         or (thread.epoch, thread.seq) < (head.epoch, head.seq)
+        or (rows.head_id is None and commit.checkpoints)
+        or ((commit.entries or commit.fence is not None) and not _holds(commit, rows.entries))
     ):
         return False
     # Every chunk that it names must be brought, or be there in the generation that it names.
@@ -222,11 +276,30 @@ def _is_expected(db: apsw.Connection, commit: Commit, rows: ThreadRows) -> bool:
     return True
 
 
+def _holds(commit: Commit, entries: dict[EntryKey, StoredEntry]) -> bool:
+    """Tell whether a fence is that of a running entry, and each entry is new or renews one."""
+    fence = commit.fence
+    if fence is not None:
+        holder = entries.get((fence.kind, fence.key), _NO_ENTRY).entry
+        if holder is None or holder.status != "running" or holder.as_fence() != fence:
+            return False
+    for entry in commit.entries:
+        stored = entries.get((entry.kind, entry.key), _NO_ENTRY).entry
+        if stored is None:
+            if entry.body is None:  # the body of one that is not remembered
+                return False
+        elif entry.status != stored.status or entry.rank < stored.rank:
+            return False
+    return len(commit.entries) < 2 or len({(entry.kind, entry.key) for entry in commit.entries}) == len(
+        commit.entries
+    )
+
+
 # What `_make` of the two calls, without the call.
 _thread_columns: Callable[[Iterable[Any]], ThreadColumns] = partial(tuple.__new__, ThreadColumns)
 _head_columns: Callable[[Iterable[Any]], HeadColumns] = partial(tuple.__new__, HeadColumns)
 _SAME_THREAD = f"where ({THREAD}) = ({', '.join('?' * THREAD_END)})"
-_COUNTS = "revision = ?, seq = ?, checkpoints = ?, stored = ?, updated_at = ?, checksum = ?"
+_COUNTS = "revision = ?, seq = ?, checkpoints = ?, entries = ?, stored = ?, updated_at = ?, checksum = ?"
 _PUT_THREAD = f"update thread set {_COUNTS} {_SAME_THREAD}"
 _PUT_RECENT_THREAD = f"update thread set {_COUNTS}, recent = ? {_SAME_THREAD}"
 _KEY_OF_CHUNK = "select key from chunk where thread = ? and name = ?"
@@ -235,25 +308,29 @@ _PUT_HEAD = (
     "update head set revision = ?, epoch = ?, seq = ?, id = ?, checkpoints = ?, record = ?, checksum = ? "
     f"where digest = ? and namespace = '' and ({HEAD}) = ({', '.join('?' * len(HeadColumns._fields))})"
 )
+_PUT_NO_HEAD = _PUT_HEAD.replace(") = (", ") is (")  # NULL equals nothing, and is NULL
 _PUT_HEAD_OF_NEWEST = (
     f"{_PUT_HEAD} and (select epoch, seq from checkpoint where thread = ? and namespace = '' "
     "order by epoch desc, seq desc limit 1) = (?, ?)"
 )
 
 
-def _put_thread(db: apsw.Connection, commit: Commit, old: ThreadColumns, now: int) -> ThreadColumns | None:
+def _put_thread(db: apsw.Connection, commit: Commit, rows: ThreadRows, now: int) -> ThreadColumns | None:
     """Return the new row, if the stored one is what is remembered."""
-    count, seq, stored = old.checkpoints, old.seq, old.stored
+    old = rows.thread
+    count, seq, entries, stored = old.checkpoints, old.seq, old.entries, old.stored
+    for entry in commit.entries:
+        entries += (entry.kind, entry.key) not in rows.entries
     for _, data in commit.chunks:
         stored += len(data)
     for draft in commit.checkpoints:
         count, seq, stored = count + 1, seq + 1, stored + len(draft.body)
     fields = (
-        *old[:6], old.revision + 1, old.epoch, seq, count, old.entries, stored, old.created_at, now,
+        *old[:6], old.revision + 1, old.epoch, seq, count, entries, stored, old.created_at, now,
         old.metadata_version,
     )  # fmt: skip
     check = checksum(*fields)
-    counts = (old.revision + 1, seq, count, stored, now, check)
+    counts = (old.revision + 1, seq, count, entries, stored, now, check)
     if now // RECENT_US == old.updated_at // RECENT_US:
         db.execute(_PUT_THREAD, (*counts, *old))
     else:
@@ -286,3 +363,20 @@ def _put_writes(db: apsw.Connection, writes: Sequence[WriteRecord], key: int, ke
                 raise Unusual
             count, change = old[0] + count, int.from_bytes(old[1]) ^ change
         db.execute(PUT_TALLY, tally_row(where, count, change))
+
+
+def _put_entries(
+    db: apsw.Connection,
+    entries: Sequence[EntryRecord],
+    key: int,
+    remembered: dict[EntryKey, StoredEntry],
+    leases: Clock,
+) -> tuple[EntryRecord, ...]:
+    put = []
+    for entry in entries:
+        place = (entry.kind, entry.key)
+        old = remembered.get(place, _NO_ENTRY)
+        new = resolved_entry(entry, old.entry, 0, leases)
+        note_entry(remembered, place, put_entry(db, key, new, old, must_be_new=True))
+        put.append(new)
+    return tuple(put)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import shutil
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,8 +54,8 @@ class Connection:
         self._connection: apsw.Connection | None = None
         self._marks: MarkFile | None = None
         self._page_size = 0
-        self._moved = ctypes.c_int()
-        self._moved_at = ctypes.addressof(self._moved)
+        self._moved = array("i", [0])  # an int of C, for SQLite to write to
+        self._moved_at = self._moved.buffer_info()[0]
         self._next_check = 0.0
         self._timeout_s = 0.0  # that SQLite was told last
         self._reading = _Transaction(self, "deferred")
@@ -134,7 +133,7 @@ class Connection:
         if folder is not None and folder == self._checked_folder:
             return  # nothing in it was created, deleted or renamed since
         db.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, self._moved_at)
-        if self._moved.value or self._marks.log_is_gone:
+        if self._moved[0] or self._marks.log_is_gone:
             self._next_check, self._checked_folder = 0.0, None
             raise self._is_gone()
         self._checked_folder = folder if folder is not None and _is_settled(folder[2]) else None
@@ -226,6 +225,8 @@ class Connection:
                 f"the write-ahead log {log!r} is damaged: {lost}, so saves would be lost. All files are left as they are; "
                 "restore them from a backup, or continue without these saves: outlive.open(url, accept_loss=True)"
             )
+        import shutil  # slow to import
+
         shutil.copy2(log, _unused(f"{log}.damaged"))
         db.execute("pragma wal_checkpoint(truncate)").fetchall()
         marks.forget()

@@ -23,20 +23,32 @@ _FIND = (
     f"union all select 1, status, checksum{', null' * 8} from entry_version where thread = ?1 and kind = ?2 and key = ?3"
 )
 # Every statement that stores names its columns: a later version may add others.
-_PUT = f"insert or replace into entry(thread, {ENTRY}) values(?{', ?' * len(ENTRY.split(', '))})"
-_PUT_VERSION = (
-    "insert or replace into entry_version(thread, kind, key, status, checksum) values(?, ?, ?, ?, ?)"
+_INSERT = f"insert into entry(thread, {ENTRY}) values(?{', ?' * len(ENTRY.split(', '))})"
+_INSERT_VERSION = "insert into entry_version(thread, kind, key, status, checksum) values(?, ?, ?, ?, ?)"
+_REPLACE = _INSERT.replace("insert", "insert or replace", 1)
+_REPLACE_VERSION = _INSERT_VERSION.replace("insert", "insert or replace", 1)
+_RENEW = (
+    "update entry set epoch = ?, fence = ?, revision = ?, until = ?, clock = ?, body = ?, checksum = ? "
+    "where thread = ? and kind = ? and key = ? and status = ? and checksum = ?"
+)
+_RENEW_VERSION = (
+    "update entry_version set checksum = ? where thread = ? and kind = ? and key = ? and checksum = ?"
 )
 _BY_KEY = (RUN, READY, TIMER)  # kinds of which all entries of a store are in the order of their keys
 # Lists select by status: a damaged status would hide the entry.
 _DIFFERS = "(e.checksum is not v.checksum or e.status is not v.status)"
 
 
+class EntryMoved(Exception):
+    """An entry is not what this process remembers of it."""
+
+
 class StoredEntry(NamedTuple):
-    """An entry, and its status as the row has it; `entry` is None when there is none."""
+    """An entry, its status as the row has it, and the checksum of the row; `entry` is None when there is none."""
 
     entry: EntryRecord | None
     status: str = ""
+    checksum: bytes = b""
 
 
 def find_entry(db: apsw.Connection, thread_key: int, thread: str, kind: str, key: str) -> StoredEntry:
@@ -48,7 +60,7 @@ def find_entry(db: apsw.Connection, thread_key: int, thread: str, kind: str, key
     version = rows[-1][2] if rows[-1][0] == 1 else None
     if row is None:
         raise DamagedEntry(thread, kind, key, _text(rows[-1][1]))
-    return StoredEntry(entry_of(thread_key, thread, row, version), row[2])
+    return StoredEntry(entry_of(thread_key, thread, row, version), row[2], row[9])
 
 
 def entry_of(thread_key: int, thread: str, row: Sequence[Any], version: bytes | None) -> EntryRecord:
@@ -66,26 +78,34 @@ def entry_of(thread_key: int, thread: str, row: Sequence[Any], version: bytes | 
     return EntryRecord(kind, unescape(key), body, unescape(status), epoch, fence, revision, until, clock)
 
 
-def put_entry(db: apsw.Connection, thread_key: int, entry: EntryRecord, stored: StoredEntry) -> StoredEntry:
-    """Store an entry in both tables; return it as stored."""
+def put_entry(
+    db: apsw.Connection,
+    thread_key: int,
+    entry: EntryRecord,
+    stored: StoredEntry,
+    *,
+    must_be_new: bool = False,
+) -> StoredEntry:
+    """Store an entry in both tables in the place of `stored`; return it as stored.
+
+    Raises `EntryMoved` if something else is there: `stored` was remembered, not read. With
+    `must_be_new`, an entry that is put where none is remembered must not meet one.
+    """
     place = (thread_key, escape(entry.kind), escape(entry.key))
     status = escape(entry.status)
     fields = (status, entry.epoch, entry.fence, entry.revision, entry.until, entry.clock, entry.body)
     check = checksum(*place, *fields)
     # With the same status, an update leaves the indexes alone.
     if stored.entry is not None and stored.status == status:
-        db.execute(
-            "update entry set epoch = ?, fence = ?, revision = ?, until = ?, clock = ?, body = ?, checksum = ? "
-            "where thread = ? and kind = ? and key = ?",
-            (*fields[1:], check, *place),
-        )
-        db.execute(
-            "update entry_version set checksum = ? where thread = ? and kind = ? and key = ?", (check, *place)
-        )
+        db.execute(_RENEW, (*fields[1:], check, *place, status, stored.checksum))
+        is_stored = db.changes()
+        db.execute(_RENEW_VERSION, (check, *place, stored.checksum))
+        if not (is_stored and db.changes()):
+            raise EntryMoved
     else:
-        db.execute(_PUT, (*place, *fields, check))
-        db.execute(_PUT_VERSION, (*place, status, check))
-    return StoredEntry(entry, status)
+        db.execute(_INSERT if must_be_new else _REPLACE, (*place, *fields, check))
+        db.execute(_INSERT_VERSION if must_be_new else _REPLACE_VERSION, (*place, status, check))
+    return StoredEntry(entry, status, check)
 
 
 def remove_entry(db: apsw.Connection, thread_key: int, entry: EntryRecord) -> StoredEntry:

@@ -6,10 +6,11 @@ import functools
 import operator
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from outlive.backend import CheckpointRecord, ThreadKey, WriteRecord, checksum, escape, unescape
+from outlive.dataclass import dataclass
 
 RECENT_US = 1_000_000  # what `recent` counts
 

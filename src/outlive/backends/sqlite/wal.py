@@ -23,9 +23,9 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import BinaryIO
 
+from outlive.dataclass import dataclass
 from outlive.runtime.platform import system
 
 _MAGIC = 0x377F0682  # the last bit: big-endian checksums

@@ -11,7 +11,7 @@ import ormsgpack
 from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backend.entries import LISTING
 from outlive.backends.rules.view import Effect
-from outlive.backends.sqlite.append import Remembered, ThreadRows
+from outlive.backends.sqlite.append import Remembered, ThreadRows, note_entry
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
 from outlive.backends.sqlite.tables import (
@@ -52,8 +52,8 @@ class Writer:
         self._touched: dict[str, int] = {}  # namespace → change of its count
         self._remembered = remembered
         self._root: HeadColumns | None = None  # the head of the root namespace, as it was put
-        # Of chunks, by name.
-        self._keys = remembered.chunk_keys(view.thread.digest, view.row, effect.counters.generation)
+        # Keys of chunks by name, and entries.
+        self._keys, self._known = remembered.of(view.thread.digest, view.row, effect.counters.generation)
         # Namespace → (epoch, seq, id, checksum) of the checkpoint that was put last.
         self._last: dict[str, tuple[int, int, str, bytes]] = {}
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
@@ -160,7 +160,7 @@ class Writer:
         check = checksum(*fields)
         if self._root is not None:
             row = ThreadColumns(*fields, check)
-            self._remembered.keep(view.thread.digest, ThreadRows(row, self._root, self._keys))
+            self._remembered.keep(view.thread.digest, ThreadRows(row, self._root, self._keys, self._known))
         columns = (
             "generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
             "entries = ?, stored = ?, created_at = ?, updated_at = ?, metadata_version = ?, checksum = ? where key = ?"
@@ -325,3 +325,4 @@ class Writer:
         else:
             stored = put_entry(self._db, view.key, entry, stored)
         view.note_entry(entry, stored)
+        note_entry(self._known, (entry.kind, entry.key), stored)

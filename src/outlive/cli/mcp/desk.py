@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outlive.cli.mcp.size import MAX_STATE_BYTES, count_fitting
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument
 from outlive.view.redaction import Redaction
 from outlive.view.units import format_size

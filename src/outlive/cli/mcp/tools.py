@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outlive.cli.mcp import acts, looks
 from outlive.cli.mcp.parameters import Parameter, Parameters, check_arguments
 from outlive.cli.mcp.size import MOST, PAGE
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument, OutliveError
 from outlive.view.advice import message_with_advice
 from outlive.view.escape import escape_json, escape_terminal

@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+from outlive.dataclass import dataclass
 from outlive.view.escape import escape_terminal
 
 _GAP = 2  # between columns

@@ -9,7 +9,7 @@ the newest key of their own ring, so give every process the new ring first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeVar
 
 from outlive.backend import (
@@ -35,6 +35,7 @@ from outlive.backend import (
     retry_stale,
 )
 from outlive.backend.entries import ENCRYPTED, NAMING
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, EntryHeld, KeyMissing, OutliveError
 from outlive.layers.encryption.keyring import KeyRing
 from outlive.layers.encryption.layer import (

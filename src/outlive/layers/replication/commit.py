@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from outlive.backend import (
     NEXT,
@@ -23,6 +23,7 @@ from outlive.backend import (
     outcome_unknown,
 )
 from outlive.backend.entries import LOCK
+from outlive.dataclass import dataclass
 from outlive.errors import (
     Corrupt,
     EntryHeld,

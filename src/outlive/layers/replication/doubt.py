@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from outlive.backend import Commit, Receipt, outcome_unknown
+from outlive.dataclass import dataclass
 from outlive.errors import EpochPassed, OutcomeUnknown, OutliveError, StaleBase, StoreUnavailable
 from outlive.layers.replication.backlog import Outbox, SavedId
 from outlive.layers.replication.commit import Result, StoredElsewhere, saved_ids

@@ -61,7 +61,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from outlive.backend import (
@@ -82,6 +81,7 @@ from outlive.backend import (
 )
 from outlive.backend.entries import NAMING, RUN
 from outlive.backend.ping import ping
+from outlive.dataclass import dataclass
 from outlive.errors import (
     BadArgument,
     EpochPassed,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from outlive.arguments import check_choice, check_count, check_flag, check_seconds
+from outlive.dataclass import dataclass
 from outlive.errors import BadArgument
 
 

@@ -12,7 +12,7 @@ later epoch there, the commit was never acknowledged (`withdrawal.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import ormsgpack
 
@@ -30,6 +30,7 @@ from outlive.backend import (
     unescape,
 )
 from outlive.backend.entries import REPLICATED
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt
 
 

@@ -14,12 +14,13 @@ them as a pair.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import ormsgpack
 
 from outlive.backend import ABSENT, Backend, Commit, EntryQuery, EntryRecord, Rank, ThreadKey, commit
 from outlive.backend.entries import PAIR
+from outlive.dataclass import dataclass
 from outlive.errors import BadURL, Corrupt, StoreUnavailable
 
 PRIMARY, SECONDARY = 0, 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from outlive.backend import Backend, CheckpointKey, ThreadKey
+from outlive.dataclass import dataclass
 from outlive.errors import (
     BadURL,
     NotReplicated,

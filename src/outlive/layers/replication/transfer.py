@@ -8,7 +8,7 @@ whatever order things are transferred, and however often, both stores come to th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from outlive.backend import (
@@ -41,6 +41,7 @@ from outlive.backend.transfer import (
     find_records,
     names_of,
 )
+from outlive.dataclass import dataclass
 from outlive.errors import Corrupt, OutliveError, StaleBase, StoreBusy
 from outlive.layers.replication.outbox_entry import ChangeSet, changes_in
 from outlive.runtime.runtime import Deadline

@@ -24,8 +24,6 @@ only ever unknown and never refused. They are merged as in the queueing modes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from outlive.backend import (
     Backend,
     CheckpointKey,
@@ -38,6 +36,7 @@ from outlive.backend import (
     thread_record,
 )
 from outlive.backend.transfer import entries_of
+from outlive.dataclass import dataclass
 from outlive.errors import StaleBase, StoreBusy
 from outlive.layers.replication.outbox_entry import ChangeSet
 from outlive.layers.replication.transfer import Replicator, renewed
