@@ -14,11 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from workflows import Workflow, step
 from workflows.events import Event, StartEvent, StopEvent
 
 import outlive
 from outlive.adapters.llama_index import resume, run
-from workflows import Workflow, step
 
 
 class Found(Event):
