@@ -805,10 +805,11 @@ def well_formed(what: str, thread: str | None) -> Iterator[None]:
 class DamagedEntry(Corrupt):
     """A run, step, response or lock does not match its checksum.
 
-    A listing continues after `key`. `status` is the status in the row, which may be damaged too.
+    A listing continues after `key`. `status` is the status in the row, which may be damaged too. `thread`
+    is None if nothing tells the thread any more.
     """
 
-    def __init__(self, thread: str, kind: str, key: str, status: str, what: str = "") -> None:
+    def __init__(self, thread: str | None, kind: str, key: str, status: str, what: str = "") -> None:
         super().__init__(what or f"{kind} {key!r} does not match its checksum", thread=thread)
         self.kind = kind
         self.key = key

@@ -367,6 +367,9 @@ class AsyncStore(AsyncContext):
         agent:         of runs of this agent only
         older_than_s:  asked at least that long ago
         events:        also what `run.wait` waits for
+
+        A damaged question hides no other: it comes with `is_readable=False`, and `error` says why. Its agent and
+        the time it was asked are unknown, so `agent` and `older_than_s` leave it out.
         """
         from outlive.runs.questions import check_status, find_questions
         from outlive.runs.store_clock import store_now
@@ -532,7 +535,8 @@ class AsyncStore(AsyncContext):
     ) -> AsyncIterator[RunInfo]:
         """Iterate over the runs of this tenant by id, also those that have ended: `async for info in store.runs()`.
 
-        `attributes` compares by equality: a run without such an attribute is left out.
+        `attributes` compares by equality: a run without such an attribute is left out. A damaged run hides no other:
+        it comes with `is_readable=False`, and `error` says why. `agent` and `attributes` leave it out.
         """
         from outlive.runs.recovery import RunFilter, check_statuses, find_runs
 

@@ -16,17 +16,17 @@ again. Each wait of the inner run has an event of its own, named by its fence.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 
-from outlive.backend import Commit, EntryQuery, EntryRecord, ThreadKey
+from outlive.backend import Commit, EntryQuery, EntryRecord, ThreadKey, each_entry
 from outlive.backend.entries import TIMER
-from outlive.backend.paging import all_entries
-from outlive.errors import Corrupt, EntryHeld, KeyMissing, StoreBusy, well_formed
+from outlive.errors import Corrupt, DamagedEntry, EntryHeld, KeyMissing, StoreBusy, well_formed
 from outlive.format.codec import Codec
 from outlive.runs import wakes
-from outlive.runs.lease import RUN, UNFINISHED, WAITING, find, unpack_or_tell
+from outlive.runs.lease import RUN, UNFINISHED, WAITING, RunInfo, find, unpack_or_tell
 from outlive.runs.store_clock import store_now
 from outlive.runs.wait_entry import ANSWERED, INNER, OPEN, Wait, put, read_run
 from outlive.runs.waiting import Outer
@@ -81,10 +81,11 @@ async def is_left_to_outer(engine: Engine, tenant: str, outer: Outer | None) -> 
 async def before_deletion(engine: Engine, thread: ThreadKey) -> list[Outer]:
     """Return the runs that wait for runs of a thread; a timer tells each if this process dies after the deletion."""
     query = EntryQuery(thread.tenant, RUN, thread=thread, statuses=[WAITING], limit=_PAGE)
-    try:
-        runs = [unpack_or_tell(engine.codec, *item) for item in await all_entries(engine.backend, query)]
-    except (Corrupt, KeyMissing):  # what cannot be read can be deleted all the same
-        return []
+    runs: list[RunInfo] = []
+    with contextlib.suppress(Corrupt, KeyMissing):  # what cannot be read can be deleted all the same
+        async for place, entry in each_entry(engine.backend, query):
+            if not isinstance(entry, DamagedEntry):
+                runs.append(unpack_or_tell(engine.codec, place, entry))
     outers = [run.outer for run in runs if run.outer is not None]
     for outer in outers:
         key = ThreadKey.of(thread.tenant, outer.thread)

@@ -20,11 +20,10 @@ from dataclasses import field
 from typing import Any, Literal, cast
 
 from outlive.arguments import is_async
-from outlive.backend import Commit, EntryCursor, EntryQuery, EntryRecord, Receipt, ThreadKey
+from outlive.backend import Commit, EntryQuery, EntryRecord, Receipt, ThreadKey, each_entry
 from outlive.dataclass import dataclass
 from outlive.errors import (
     BadArgument,
-    Corrupt,
     DamagedEntry,
     EntryHeld,
     KeyMissing,
@@ -141,37 +140,18 @@ async def find_runs(
     lapsed: bool | None = None,
 ) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
     """Iterate over runs by id. A damaged run comes with `is_readable=False` and hides no other."""
-    after: EntryCursor | None = None
-    limit = _PAGE
-    while True:
-        try:
-            page = await engine.backend.entries(
-                EntryQuery(
-                    tenant, RUN, thread=thread, statuses=statuses, lapsed=lapsed, after=after, limit=limit
-                )
-            )
-            runs = [(key, unpack_or_tell(engine.codec, key, entry)) for key, entry in page]
-            is_over = len(page) < limit
-        except DamagedEntry as error:
-            if limit > 1:
-                limit //= 2  # smaller pages return the runs before the damaged one
-                continue
-            runs, is_over, limit = [_damaged(tenant, error)], False, _PAGE
-        for item in runs:
-            yield item
-        if is_over:
-            return
-        key, last = runs[-1]
-        before, after = after, (last.id, key.digest)
-        if before == after:  # the backend does not continue after the damaged entry
-            raise Corrupt(f"run {last.id!r} is damaged", thread=last.thread)
+    query = EntryQuery(tenant, RUN, thread=thread, statuses=statuses, lapsed=lapsed, limit=_PAGE)
+    async for key, entry in each_entry(engine.backend, query):
+        if isinstance(entry, DamagedEntry):
+            yield key, _damaged(key, entry)
+        else:
+            yield key, unpack_or_tell(engine.codec, key, entry)
 
 
-def _damaged(tenant: str, error: DamagedEntry) -> tuple[ThreadKey, RunInfo]:
+def _damaged(key: ThreadKey, error: DamagedEntry) -> RunInfo:
     """Return a run of which only the id, thread and status are known."""
-    key = ThreadKey.of(tenant, error.thread or "")
     status = error.status if error.status in STATUSES else RUNNING
-    return key, RunInfo(error.key, key.id, status=status, error=unreadable(error), is_readable=False)
+    return RunInfo(error.key, key.id, status=status, error=unreadable(error), is_readable=False)
 
 
 async def find_recoverable(

@@ -33,6 +33,7 @@ from outlive.format.codec import Codec
 from outlive.runs.lease import RUN, find
 from outlive.runs.waiting import INNER_PREFIX, Mode
 from outlive.threads.engine import Engine
+from outlive.values import moment
 
 OPEN, ANSWERED, EXPIRED, WITHDRAWN = "open", "answered", "expired", "withdrawn"
 QUESTION, EVENT, SLEEP, INNER = "question", "event", "sleep", "run"  # INNER: a run in the block of this one
@@ -88,6 +89,10 @@ class Wait:
         return ABSENT if self.entry is None else self.entry.rank
 
 
+_TYPES: dict[str, Any] = {
+    "type": str, "schema": Mapping | None, "agent": str | None, "asked_at": int, "due_at": int, "by": str | None,
+    "answered_at": int, "refused": str | None,
+}  # fmt: skip
 _FIELDS = (
     "type", "payload", "schema", "digest", "agent", "asked_at", "due_at", "value", "by", "answered_at", "token",
     "attempt", "order", "group", "mode", "refused", "asks_again",
@@ -96,12 +101,17 @@ _FIELDS = (
 
 def check_asked_name(name: object) -> str:
     """Return the name of something that can be answered: not that of a sleep or an inner run. Raises BadArgument."""
-    if isinstance(name, str) and name.startswith(("sleep#", "sleep=", INNER_PREFIX)):
+    if isinstance(name, str) and is_unasked_name(name):
         raise BadArgument(
             "names that begin with 'sleep#' or 'sleep=' are those of sleeps, and with 'run=' those of runs inside a "
             f"run, not {name!r:.100}"
         )
     return check_name(name)
+
+
+def is_unasked_name(name: str) -> bool:
+    """Tell whether a name is that of a sleep or an inner run."""
+    return name.startswith(("sleep#", "sleep=", INNER_PREFIX))
 
 
 def check_name(name: object) -> str:
@@ -158,6 +168,11 @@ def unpack_wait(codec: Codec, thread: str, entry: EntryRecord, *, opaque: bool =
         name = entry.key.rsplit("\n", 1)[1]
         known = {key: fields[key] for key in _FIELDS}
         known["group"] = tuple(known["group"])
+        for field_name, type in _TYPES.items():
+            if not isinstance(known[field_name], type):
+                raise TypeError(field_name)
+        for at in (known["asked_at"], known["due_at"], known["answered_at"]):
+            moment(at)  # raises if it is no date
         return Wait(name, status=entry.status, entry=entry, **known)
 
 

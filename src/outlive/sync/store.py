@@ -145,7 +145,8 @@ class Store(SyncContext):
     ) -> Iterator[RunInfo]:
         """Iterate over the runs of this tenant by id, also those that have ended: `for info in store.runs()`.
 
-        `attributes` compares by equality: a run without such an attribute is left out.
+        `attributes` compares by equality: a run without such an attribute is left out. A damaged run hides no other:
+        it comes with `is_readable=False`, and `error` says why. `agent` and `attributes` leave it out.
         """
         return each(self._store.runs(status=status, agent=agent, thread=thread, attributes=attributes))
 
@@ -252,6 +253,9 @@ class Store(SyncContext):
         agent:         of runs of this agent only
         older_than_s:  asked at least that long ago
         events:        also what `run.wait` waits for
+
+        A damaged question hides no other: it comes with `is_readable=False`, and `error` says why. Its agent and
+        the time it was asked are unknown, so `agent` and `older_than_s` leave it out.
         """
         return each(
             self._store.questions(

@@ -236,6 +236,7 @@ def question_item(question: QuestionInfo) -> dict[str, Any]:
         "by": question.by,
         "answered_at": _iso(question.answered_at),
         "refused": question.refused,
+        "error": question.error,
     }
 
 

@@ -44,7 +44,7 @@ from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting, write_order
 from outlive.backends.sqlite.append import Remembered, Unusual, append
-from outlive.backends.sqlite.audit import Audit, orphans
+from outlive.backends.sqlite.audit import Audit, orphans, unlisted
 from outlive.backends.sqlite.connection import SCHEMA_VERSION, Connection, fetch_one
 from outlive.backends.sqlite.entries import EntrySearch, prefix_range
 from outlive.backends.sqlite.reader import Reader
@@ -306,9 +306,17 @@ class SQLiteBackend:
             ).fetchall()
             roster = f"select t.id from roster t where t.tenant = ? and {where} order by t.id limit ?"
             expected = [row[0] for row in db.execute(roster, values)]
-            if expected != [row[_ID] for row in rows]:
-                raise Corrupt("the list of threads is damaged: a row of it is gone or changed")
+            if expected != (listed := [row[_ID] for row in rows]):
+                raise self._unlisted(expected, listed)
             return [self._summary(db, row, query.heads) for row in rows]
+
+    @staticmethod
+    def _unlisted(expected: list[Any], listed: list[Any]) -> Corrupt:
+        """Return the error for the first thread that is only in one of two lists by id."""
+        differing = set(expected) ^ set(listed)
+        if not differing:
+            return Corrupt("the list of threads is damaged: a row of it is there twice")
+        return unlisted(min(differing))
 
     def _newest(self, query: ThreadQuery) -> list[ThreadRecord]:
         at, id = query.before or (_END, "")

@@ -188,7 +188,7 @@ class EntrySearch:
             "order by v.key, t.digest limit 1"
         )
         for id, *row in self._db.execute(missing, (*values, *last, tenant)).fetchall():
-            raise DamagedEntry(_text(id), *[_text(field) for field in row])
+            raise DamagedEntry(None if id is None else _text(id), *[_text(field) for field in row])
         bounds, bound_values = f"{where}{bound} and t.tenant = ?", (*values, *last, tenant)
         listed = _count(self._db, f"entry e{by_key}", bounds.format("e"), bound_values)
         if listed < _count(self._db, f"entry_version v{by_version}", bounds.format("v"), bound_values):

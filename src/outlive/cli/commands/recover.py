@@ -126,13 +126,16 @@ def recover(call: Call, handlers: str | None, dry_run: bool, **options: Any) -> 
 
 def _list_recoverable(call: Call, store: OpenedStore) -> None:
     clock, workers = LeaseClock.of(store), Workers(store)
-    usages = Usages()
-    items = [RunView(run, clock, store, workers, usages).item() for run in store.recoverable()]
+    usages, damage = Usages(), list[str]()
+    items = [RunView(run, clock, store, workers, usages, damage).item() for run in store.recoverable()]
     call.answer(
         items,
         lambda: show_runs(items) if items else print("no runs to recover"),
         brief=[escape_terminal(item["id"]) for item in items],
+        is_ok=not damage,
     )
+    for message in damage:
+        call.note(message)
 
 
 async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recovered:
