@@ -225,6 +225,7 @@ class KnownWaits:
         return [entry, timers.timer(wait.due_at, self._run.id, wait.name, epoch, fence)]
 
     def _opened(self, asked: Asked, group: Group, due: int, now: int) -> Wait:
+        """Return an open wait: a new one, or one that is asked again, with the entry that it replaces."""
         run, known = self._run, self._known.get(asked.name)
         refused = None
         if known is not None and known.status == ANSWERED:  # it is asked again, until the same deadline

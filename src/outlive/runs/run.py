@@ -176,6 +176,7 @@ class AsyncRun(HeldRun, AsyncContext):
         await self._begin(start, holding)
 
     async def _begin(self, start: Start, holding: Holding) -> None:
+        """Read what the run did, and renew its lease from now on. If that cannot be read, give the run back."""
         self._fence, self._epoch, self._revision = holding.fence, holding.epoch, holding.revision
         self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
         self._progress.stored(holding.revision, holding.body)

@@ -142,6 +142,7 @@ class RunEnd:
     async def _suspend_now(
         self, status: str, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str]
     ) -> None:
+        """Store the suspension, then what this process knows of the run. If it is refused, the run is live again."""
         async with self._run._mutex:
             self._run._check_live()
             now = moment(self._engine.runtime.now())
@@ -284,6 +285,7 @@ class RunEnd:
     async def _store(
         self, status: str, body: bytes, timeout_s: float | None, waits: Sequence[EntryRecord] = ()
     ) -> None:
+        """Do the one commit of an end: see step 3 of the module. If it fails, the run is live again."""
         self._run._revision += 1
         run = self._run
         ended = EntryRecord(

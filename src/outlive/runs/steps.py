@@ -231,6 +231,7 @@ class Ledger:
         kwargs: dict[str, Any],
         options: StepOptions,
     ) -> Any:
+        """Return the value of a step that has been entered."""
         # 1. A stored result is returned, if it is for the same arguments.
         digest = self._digest(args, kwargs)
         known = self._steps.get(ledger_key)

@@ -288,6 +288,7 @@ class _Placing:
         self.disturbs = bool(self.replaced) or brings_seqs
 
     def _place(self, draft: CheckpointRecord) -> None:
+        """Add the record of a draft to `stored`, unless a stored record or a tombstone wins."""
         # 1. Only a replacement, or a record of another store, can meet a stored record of its id.
         commit = self._commit
         old = self._view.find(draft.namespace, draft.id) if commit.replace or draft.seq else None
