@@ -1,7 +1,7 @@
 """The run around a run: it waits while a run in its block waits, and continues when that can.
 
-A run that parks inside the block of another one stores which run that is, and the name of an event
-of it (`Outer`). The outer run parks for this event. No commit spans threads, so the event comes in
+A run that waits inside the block of another one stores which run that is, and the name of an event
+of it (`Outer`). The outer run waits for this event. No commit spans threads, so the event comes in
 two commits:
 
 1. Whatever wakes or ends the inner run adds a timer that is due at once, in the same commit. A
@@ -9,8 +9,8 @@ two commits:
 2. The timer settles the event of the outer run, and wakes that if it waits. A crash after it fires
    the timer again, which finds the event settled.
 
-An event that comes before the outer run parks is kept for it, like any early answer. It then
-does not park: it is released at once, because the inner block has been left and must be entered
+An event that comes before the outer run waits is kept for it, like any early answer. That run then
+does not wait: it is released at once, because the inner block has been left and must be entered
 again. Each wait of the inner run has an event of its own, named by its fence.
 """
 
@@ -92,8 +92,8 @@ async def before_deletion(engine: Engine, thread: ThreadKey) -> list[Outer]:
         run = await find(engine, key, RUN, outer.run)
         if run is not None:
             due = await store_now(engine) + int(_DELETION_S * 1e6)
-            rings = wakes.outer_timer(engine.codec, outer.run, outer, due, run.epoch)
-            await engine.commit(Commit(key, entries=(rings,)))
+            timer = wakes.outer_timer(engine.codec, outer.run, outer, due, run.epoch)
+            await engine.commit(Commit(key, entries=(timer,)))
     return outers
 
 

@@ -1,7 +1,7 @@
 """Questions seen from outside their run: listing and answering them.
 
-No process of the agent is needed for it, and none of its types: what the codec cannot build stays
-packed. `wait_entry.py` tells why an answer is never lost.
+That needs no process of the agent and none of its types: what the codec cannot build stays packed.
+`wait_entry.py` says why no answer is lost.
 """
 
 from __future__ import annotations
@@ -203,12 +203,15 @@ async def answer(
     check_asked_name(name)
     token = os.urandom(8)
     for _ in range(_TRIES):
+        # 1. Read the run and all its waits, as they were at one moment: the last of several answers at
+        #    once has to see the others, because it is the one that wakes the run.
         run, waits = await read_run(engine, key, run_id)
         if run is None:
             raise RunMissing(run_id)
         wait = waits.get(name, Wait(name))
         if wait.token == token:
             return info_of(key, run_id, wait)  # stored by a try of this call whose reply was lost
+        # 2. Refuse what came too late, and what does not fit the schema. Nothing is stored so far.
         _check_open(run, wait)
         now = await store_now(engine)
         if wait.is_overdue(now):
@@ -216,18 +219,21 @@ async def answer(
             raise QuestionClosed(run_id, name, EXPIRED)
         answered = replace(wait, status=ANSWERED, by=by, answered_at=now, token=token)
         waits[name] = answered = replace(answered, value=_checked(run_id, wait, value))
+        # 3. One commit stores the answer, removes the deadline, and wakes the run if it can
+        #    continue with that. Each entry expects the rank that was read.
         entries = [put(engine.codec, run_id, answered)]
         if wait.due_at:
             entries.append(timers.timer_removed(wait.due_at, run_id, name))
         entries += wakes.wake(engine.codec, key, run, waits, name, now)
         try:
             # A crash before this commit leaves an open question; a crash after it, a run that any
-            # process can claim.
+            # process can claim, unless it still waits for other answers.
             await engine.commit(Commit(key, entries=tuple(entries)))
         except EntryHeld:
             continue  # another answer, or the run itself, was faster: look again
         engine.events.emit(Event(ANSWER, key.id, run=run_id, step=name, agent=wait.agent))
         wakes.tell(engine, key, entries)
+        # 4. Tell the run around the run. A crash before that leaves a timer, which any worker fires.
         await timers.fire_outer(engine, key, entries)
         return info_of(key, run_id, answered)
     raise RunBusy(run_id, None)

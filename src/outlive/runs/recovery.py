@@ -266,14 +266,16 @@ class Recovery:
 
     async def take_all(self, tenant: str, concurrency: int) -> None:
         """Resume the dead runs of a tenant, several at a time."""
+        # 1. Timers that are due make their runs claimable.
         if not self.refuses_all:
             await fire_due(self._engine, tenant)
-        # List all first: otherwise a run that this pass resumes is listed again, as a live one.
+        # 2. List all dead runs first: otherwise a run that this pass resumes is listed again, as a live one.
         dead = [item async for item in find_recoverable(self._engine, tenant, self.report.waiting)]
         if not dead:
             return
-        # Only the main thread can set a signal handler, and handlers may start runs in other
-        # threads.
+        # 3. Resume them. A crash of this process leaves those that it has claimed dead again, and the
+        #    others as they were. (Only the main thread can set a signal handler, and handlers may
+        #    start runs in other threads.)
         terminator.add(id(self), lambda: None)
         try:
             works = [functools.partial(self.take, key, info) for key, info in dead]
@@ -407,6 +409,7 @@ class Recovery:
         self, info: RunInfo, run: AsyncRun, handler: Handler, start: Callable[[], Awaitable[object]]
     ) -> Outcome:
         """Claim a run, call its handler, and report what became of it."""
+        # 1. Claim it. Of many processes that try, one succeeds.
         try:
             await start()
         except (RunBusy, ThreadBusy) as error:
@@ -420,9 +423,11 @@ class Recovery:
         if run.is_finished:
             self._skip(run.info, "finished", f"it ended since it was listed: {run.status}")
             return "skipped"
+        # 2. Note it, so that `release_all` finds it. If that has begun already, give the run back.
         if not self._pass.begin(run):
             await run.release()
             return "given_back"
+        # 3. Call the handler. A crash in it leaves a dead run, which is recovered again.
         try:
             async with run:
                 await self._call(handler, run)

@@ -90,11 +90,11 @@ class AsyncRun(HeldRun, AsyncContext):
     """
 
     def __init__(
-        self, engine: Engine, place: AsyncThread, heart: Live, info: RunInfo, options: StartOptions
+        self, engine: Engine, thread: AsyncThread, heart: Live, info: RunInfo, options: StartOptions
     ) -> None:
-        super().__init__(engine, place, heart, info, options)
+        super().__init__(engine, thread, heart, info, options)
         self._outer: AsyncRun | None = None  # in whose block it started
-        self._place: list[Any] = []  # where in the code of the outer run
+        self._code_position: list[Any] = []  # where in the code of the outer run: see `_enter_outer`
         self._inside: list[AsyncRun] = []  # that started in the block of this one
         self._ledger = Ledger(self)
         self._waits = Waits(self)
@@ -176,6 +176,7 @@ class AsyncRun(HeldRun, AsyncContext):
         await self._begin(start, holding)
 
     async def _begin(self, start: Start, holding: Holding) -> None:
+        """Read what the run did, and renew its lease from now on. If that cannot be read, give the run back."""
         self._fence, self._epoch, self._revision = holding.fence, holding.epoch, holding.revision
         self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
         self._progress.stored(holding.revision, holding.body)
@@ -212,11 +213,13 @@ class AsyncRun(HeldRun, AsyncContext):
         outer = self._outer
         if outer is None or outer._engine is not self._engine:
             return self._options
-        place = [self.info.thread, self.info.namespace, self.info.agent]
-        self._place = [*place, outer._ledger.count(repr(place))]
+        # The code of the outer run comes to the same positions in every attempt. So the position tells
+        # which of the runs that it has waited for is this one: thread, namespace, agent, and how often.
+        position = [self.info.thread, self.info.namespace, self.info.agent]
+        self._code_position = [*position, outer._ledger.count(repr(position))]
         outer._inside.append(self)
         known = outer._waits.runs_inside()
-        here = [(id, is_recent) for id, (at, is_recent) in known.items() if at == self._place]
+        here = [(id, is_recent) for id, (at, is_recent) in known.items() if at == self._code_position]
         inner, is_recent = here[-1] if here else (None, False)
         if self._options.is_child:
             inner, is_recent = self.id, known.get(self.id, ([], False))[1]
@@ -572,7 +575,7 @@ class AsyncRun(HeldRun, AsyncContext):
             if self._is_live and _is_suspension(error, run.id):
                 error = await self._wait_for(run)
         if not await self._is_held():
-            return await self._is_outermost() if _is_suspension(error, self.id) else False
+            return await self._suspend_outer() if _is_suspension(error, self.id) else False
         try:
             await self._end.leave_by(error)
         except RunSuspended:
@@ -587,16 +590,16 @@ class AsyncRun(HeldRun, AsyncContext):
         Another branch may be suspending or ending it at this moment. If that is refused, the run is still held.
         """
         if self._has_begun and not self._is_live and self._is_mine():
-            await self._engine.runtime.shielded(self._written())
+            await self._engine.runtime.shielded(self._wait_for_write())
         return self._is_live and self._is_mine()
 
-    async def _written(self) -> None:
+    async def _wait_for_write(self) -> None:
         """Wait for the write that is under way."""
         async with self._mutex:
             pass
 
-    async def _is_outermost(self) -> bool:
-        """Return True if this run, which waits, is in the block of no other run; suspend that otherwise.
+    async def _suspend_outer(self) -> bool:
+        """Suspend the run around this one, if this one waits. Return True if it waits and there is none: its block just ends.
 
         Raises RunSuspended of the outer run, or ChildWaits if that is of another store and cannot wait for this one.
         """
@@ -616,7 +619,7 @@ class AsyncRun(HeldRun, AsyncContext):
         """Suspend this run because a run in its block waits; return what leaves the block of this one."""
         assert inner.info.outer is not None
         try:
-            await self._waits.wait_for_run(inner.id, inner.info.outer.event, inner._place)
+            await self._waits.wait_for_run(inner.id, inner.info.outer.event, inner._code_position)
         except RunSuspended as suspended:
             return suspended
 

@@ -4,10 +4,10 @@ It is an entry of kind "wait" under (run, name). Two sides write it, the run tha
 process that answers, and each write expects the rank that was read. So of an ask and an answer at
 the same moment one comes first, and the other one sees it:
 
-- A run parks by one commit that writes its own record and every open wait that it parks for. An
-  answer that came in between changed the rank of the wait, and refuses the commit.
-- An answer reads the waits before the run. If the run parks in between, the wait has another rank,
-  and the answer is refused and tried again. The other way round, it could see the run "running",
+- A run is suspended by one commit that writes its own record and every open wait that it waits for.
+  An answer that came in between changed the rank of the wait, and refuses the commit.
+- An answer reads the waits before the run. If the run is suspended in between, the wait has
+  another rank, and the answer is refused and tried again. The other way round, it could see the run "running",
   then the open wait, and leave a run that sleeps with its answer.
 - An answer to a waiting run writes the run's record too, even if it does not wake it yet. And it
   reads the run a first time before the waits: if its rank is the same afterwards, no other answer
@@ -198,6 +198,8 @@ async def read_waits(engine: Engine, key: ThreadKey, run_id: str, *, opaque: boo
 
 async def read_run(engine: Engine, key: ThreadKey, run_id: str) -> tuple[EntryRecord | None, dict[str, Wait]]:
     """Return a run and its waits as they were at one moment, with values of registered types packed."""
+    # An answer to a waiting run changes its rank, and so does all that suspends or claims it. So the
+    # same rank before and after the waits were read means that nothing came in between.
     run = await find(engine, key, RUN, run_id)
     while True:
         waits = await read_waits(engine, key, run_id, opaque=True)

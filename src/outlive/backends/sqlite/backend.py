@@ -140,7 +140,7 @@ class SQLiteBackend:
         start = time.monotonic()
         try:
             results = self._commit_together(commits, busy_s)
-        except Unusual:  # the transaction is rolled back: take the general road in the time that is left
+        except Unusual:  # the transaction is rolled back: take the general path in the time that is left
             left_s = max(busy_s - (time.monotonic() - start), _LEAST_S)
             results = self._commit_together(commits, left_s, is_general=True)
         for result in results:
@@ -157,10 +157,12 @@ class SQLiteBackend:
         try:
             with transaction as db:
                 if len(commits) > 1:
-                    return self._commit_group(db, commits, self._decide if is_general else self._commit)
-                # A refusal may roll back the whole transaction.
+                    return self._commit_group(
+                        db, commits, self._commit_by_rules if is_general else self._commit
+                    )
+                # Alone, a commit needs no savepoint: its refusal may roll back the whole transaction.
                 receipt = None if is_general else append(db, commits[0], self._remembered)
-                return [receipt or self._decide(db, commits[0])]
+                return [receipt or self._commit_by_rules(db, commits[0])]
         except OutliveError as error:  # the transaction is rolled back: none of them is stored
             return [error] * len(commits)
 
@@ -193,9 +195,11 @@ class SQLiteBackend:
         return result
 
     def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
-        return append(db, commit, self._remembered) or self._decide(db, commit)
+        """Do a commit on the fast path if it can, otherwise on the general one."""
+        return append(db, commit, self._remembered) or self._commit_by_rules(db, commit)
 
-    def _decide(self, db: apsw.Connection, commit: Commit) -> Receipt:
+    def _commit_by_rules(self, db: apsw.Connection, commit: Commit) -> Receipt:
+        """Let `decide` judge a commit, and write what it decided. After an error the caller rolls back."""
         draft = commit.checkpoints[0] if commit.checkpoints else None
         deletes = commit.removal is not None and is_deletion(commit)
         view = SQLiteView(db, commit.thread, draft=draft, deletes=deletes)
