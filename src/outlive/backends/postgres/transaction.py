@@ -176,7 +176,7 @@ class Transaction:
                 self._key, _names(wanted.entries),
             )  # fmt: skip
             for entry in (to_entry(cells, self._commit.thread) for cells in answer):
-                seen.notes[entry.kind, entry.key] = entry
+                seen.entries[entry.kind, entry.key] = entry
         if wanted.chunks:
             answer = await self._query(
                 "select name, octet_length(data)::bigint, revision from {schema}.chunk "
