@@ -103,7 +103,10 @@ def plain_path(where: object) -> str | None:
         scheme = where.partition(":")[0]
         if scheme not in _SCHEMES and not _entry_points(scheme):
             shown = hide_secrets(where)[:200]
-            raise BadURL(f"{shown!r} has no scheme that outlive knows; use one of: {_EXAMPLES}")
+            raise BadURL(
+                f"{shown!r} has no scheme that outlive knows; use one of: {_EXAMPLES}; "
+                "that of another package is known once it is installed, or has called register_scheme"
+            )
         return None
     if not isinstance(where, str):
         raise BadURL(

@@ -72,7 +72,7 @@ generation, revision     the thread has exactly these                           
 expect_empty             no checkpoints; no writes on the new checkpoints           ThreadNotEmpty;
                                                                                     StaleBase
 expect_head              the head of the namespace has this id (None: no head)      HeadMoved
-metadata_version             the metadata has this version (0: never set)               MetadataMoved
+metadata_version         the metadata has this version (0: never set)               MetadataMoved
 EntryRecord.expect,      the stored entry has this rank; its lease has expired;     EntryHeld
 expect_lapsed, rank      its rank is not greater than that of the new one
 chunks                   chunks that are named without their bytes are stored       StaleBase
