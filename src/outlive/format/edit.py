@@ -1,10 +1,10 @@
 """What an edited text has in common with the text before. Pure, no I/O.
 
 Most edits leave a common beginning and a common end. What is between them is searched by probes: a
-few bytes from the middle of the new text are looked up in the old one, and a hit is extended in both
-directions. That finds several edits in one text, and text that moved because a length before it
-changed. All comparisons are native, and the time is bounded by PROBES lookups. They search far only
-once something in common is found: a text that was replaced costs a few lookups of NEAR bytes.
+few bytes from the middle of the new text are looked up in the old one, and a hit is extended in
+both directions. That finds several edits in one text, and text that moved because a length before
+it changed. All comparisons are native, and the time is bounded by PROBES lookups. They search far
+only once something in common is found: a text that was replaced costs a few lookups of NEAR bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Gap = tuple[int, int, int, int]  # (from, to) in the new bytes, (from, to) in th
 def find_common(new: bytes, old: bytes, gap: Gap, *, joins: bool = False) -> list[Match]:
     """Return the ranges of a gap that both texts have, in order.
 
-    With `joins`, what is around the gap is common too, so that even a short beginning or end counts.
+    With `joins`, what is around the gap is common too, so that even a short beginning or end
+    counts.
     """
     matches: list[Match] = []
     low, high, old_low, old_high = gap

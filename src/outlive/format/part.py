@@ -31,8 +31,8 @@ class Part:
     def __init__(
         self, data: bytes, ends: list[int], marks: list[int] | None = None, *, start: int = 0
     ) -> None:
-        # (beginning, where in it the part starts, rest); None: see `forget_packed`. Cutting off what
-        # is before the start would copy the bytes.
+        # (beginning, where in it the part starts, rest); None: see `forget_packed`. Cutting off
+        # what is before the start would copy the bytes.
         self._bytes: tuple[bytes, int, bytes] | None = (data, start, b"")
         self.ends = ends  # the offsets after each piece: where the part may be cut
         # How many elements of the container are before each of these.

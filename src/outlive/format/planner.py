@@ -6,8 +6,8 @@ names the old ranges and puts what is new into one new chunk. Appending without 
 short span per save, so short neighbours at the end of a run are merged like the levels of a
 log-structured store: when the last FAN of them are of one level or below, they are written again as
 one. So each byte is rewritten log_FAN(n) times at most, and a list that grew in a thousand steps is
-a few dozen spans. A large piece gets a chunk of its own and is never rewritten. Apart from large pieces
-a checkpoint never lists more than MAX_SPANS spans.
+a few dozen spans. A large piece gets a chunk of its own and is never rewritten. Apart from large
+pieces a checkpoint never lists more than MAX_SPANS spans.
 
 A text that is edited in the middle is spans of the old text around the new bytes. When a checkpoint
 would list too many of them, its layout becomes a composite (`layout.py`), which later checkpoints
@@ -189,8 +189,9 @@ def _merge_from(ranges: list[Range], index: int, cap: int) -> int:
     part, first, total = ranges[index].part, index, ranges[index].length
     cap = min(cap, part.size // 2)  # half of a run is not written again for what was appended
     while True:
-        # Look back over neighbours of the same level or below. Fewer than FAN, with the new one, stay
-        # as they are; more become one range, which may be of the next level and complete FAN of those.
+        # Look back over neighbours of the same level or below. Fewer than FAN, with the new one,
+        # stay as they are; more become one range, which may be of the next level and complete FAN
+        # of those.
         height, reach, joined = level(total), first, total
         while reach > 0 and _merges(ranges[reach - 1], part, height):
             if joined + ranges[reach - 1].length > cap:

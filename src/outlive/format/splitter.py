@@ -523,7 +523,8 @@ def emit(node: Node, nested: int = 0) -> list[bytes | Part]:
         else:
             out.append(item.lead)
             out.extend(emit(item.node, nested))
-    # The headers of the extensions around it say its length, so they come last, from the inside out.
+    # The headers of the extensions around it say its length, so they come last, from the inside
+    # out.
     size = sum([part.size if isinstance(part, Part) else len(part) for part in out]) if node.wraps else 0
     for code, lead in reversed(node.wraps):
         size += len(lead)

@@ -262,8 +262,8 @@ class HeldRun:
             raise RunEnded(self.id, self.info.status)
         chunks = self._stream.take()
         fence = self._as_fence() if self._fence else None  # the null store gives no fence
-        # One commit stores the entries and renews the leases. A crash before it leaves neither; when
-        # another process has the run by now, the fence refuses both.
+        # One commit stores the entries and renews the leases. A crash before it leaves neither;
+        # when another process has the run by now, the fence refuses both.
         commit = Commit(self._key, entries=(*entries, *chunks, *self._renewals()), fence=fence)
         receipt: Receipt = await self._or_lose(self._engine.commit(commit))
         self._stream.settle(chunks)

@@ -1,7 +1,7 @@
 """What a run has asked: questions, events, sleeps and runs inside it, as they are stored.
 
-They are read when an attempt begins, and again when the store refuses a write because an answer came
-first. Every write expects the rank that was read (`wait_entry.py`).
+They are read when an attempt begins, and again when the store refuses a write because an answer
+came first. Every write expects the rank that was read (`wait_entry.py`).
 """
 
 from __future__ import annotations
@@ -292,7 +292,8 @@ class KnownWaits:
     async def withdrawals(self, *, is_over: bool) -> list[EntryRecord]:
         """Return the entries for the commit that ends the run or its attempt.
 
-        With the run its open questions are withdrawn. Those by which it failed are asked again if it is retried.
+        With the run its open questions are withdrawn. Those by which it failed are asked again if
+        it is retried.
         """
         if is_over and self._has_asked:
             await self.read()

@@ -145,8 +145,8 @@ async def find_questions(
 ) -> AsyncIterator[QuestionInfo]:
     """Iterate over questions by run and name: one indexed query for all threads.
 
-    A question whose deadline has passed is expired, even if no process has noted that yet. A damaged
-    question comes with `is_readable=False` and hides no other.
+    A question whose deadline has passed is expired, even if no process has noted that yet. A
+    damaged question comes with `is_readable=False` and hides no other.
     """
     statuses = None if status is None else [OPEN, EXPIRED] if status == EXPIRED else [status]
     now = await store_now(engine)

@@ -10,10 +10,10 @@ it cannot be claimed now:
 - It belongs to another version of the code, and the policy is to hold those.
 - Its run could not be started here, or was given back by its handler: others may try first.
 
-Each look reads the front of a queue. What is after tickets that must wait is read once, and the first
-of those tickets are kept for each place (`waiting_tickets.py`). So a long queue of one thread costs neither
-attempts nor another look at all of its tickets for each of its runs. A look reads a thousand tickets
-of an agent beyond the front at most; the next look continues where it ended.
+Each look reads the front of a queue. What is after tickets that must wait is read once, and the
+first of those tickets are kept for each place (`waiting_tickets.py`). So a long queue of one thread
+costs neither attempts nor another look at all of its tickets for each of its runs. A look reads a
+thousand tickets of an agent beyond the front at most; the next look continues where it ended.
 """
 
 from __future__ import annotations

@@ -228,8 +228,8 @@ class Offer:
 class Recovery:
     """One pass over the dead runs of a store.
 
-    On an async store, `in_threads` makes the recovery of the same store in the sync mode: a plain function is called
-    in a thread of its own, with a sync run, which that thread claims and ends.
+    On an async store, `in_threads` makes the recovery of the same store in the sync mode: a plain
+    function is called in a thread of its own, with a sync run, which that thread claims and ends.
     """
 
     def __init__(

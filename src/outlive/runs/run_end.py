@@ -133,8 +133,8 @@ class RunEnd:
     ) -> None:
         """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first.
 
-        With `is_ready` it can continue at once, in another call of its handler. A caller that is cancelled meanwhile
-        waits for the outcome: the run either waits, or it does not.
+        With `is_ready` it can continue at once, in another call of its handler. A caller that is
+        cancelled meanwhile waits for the outcome: the run either waits, or it does not.
         """
         status = RELEASED if is_ready else WAITING
         await self._engine.runtime.shielded(self._suspend_now(status, waiting, entries, questions))
@@ -153,8 +153,8 @@ class RunEnd:
             await self._run._flush()
             outer_timers = await self._outer_timers(status, suspended)
             self._run._is_suspended = True  # before the run is not live any more, for steps of other branches
-            # A crash before this commit leaves a run that died: its next attempt asks again. A crash
-            # after it leaves a run that waits, with its questions, and belongs to no process.
+            # A crash before this commit leaves a run that died: its next attempt asks again. A
+            # crash after it leaves a run that waits, with its questions, and belongs to no process.
             try:
                 await self._store(status, body, None, [*entries, *outer_timers])
             except BaseException:
@@ -175,8 +175,9 @@ class RunEnd:
     ) -> bool:
         """Add what another branch waits for to a run that is suspended; None: that branch can continue.
 
-        The run does not belong to this process any more, so the commit expects it as this process left it. If it
-        was answered or claimed since, the branch asks again when the run is resumed. False: it is not suspended.
+        The run does not belong to this process any more, so the commit expects it as this process
+        left it. If it was answered or claimed since, the branch asks again when the run is resumed.
+        False: it is not suspended.
         """
         async with self._run._mutex:
             if not self._run._is_suspended:

@@ -134,8 +134,8 @@ class Start:
                 holding = await self._commit(stored, claim, is_held)
             except (EntryHeld, LeaseLost) as error:
                 # Nothing was stored. A refusal by another owner is final if the place was read just
-                # before. It is not if `_claim` only assumed that the place is free, or if the holder
-                # of a shared place renewed its entry since that was read.
+                # before. It is not if `_claim` only assumed that the place is free, or if the
+                # holder of a shared place renewed its entry since that was read.
                 is_assumed = refusal is None and _is_first(stored)
                 is_outdated = claim is not None and claim.is_shared and error.kind == LOCK
                 refusal = error
@@ -153,8 +153,8 @@ class Start:
     async def offer(self, left: EntryRecord | None) -> Commit:
         """Return the commit that claims a run as it was released. Raises ThreadBusy.
 
-        `left` is its place, if the caller knows how another run has left it. If the commit is refused,
-        nothing has changed, and another process may have the run.
+        `left` is its place, if the caller knows how another run has left it. If the commit is
+        refused, nothing has changed, and another process may have the run.
         """
         stored = self._info._entry
         assert stored is not None
@@ -225,7 +225,8 @@ class Start:
     def _begins_again(self, status: str) -> bool:
         """Tell whether a run that has ended continues, as after `store.retry`: a child does when its parent comes to it again.
 
-        But one that was cancelled or parked while its parent waited for it has ended: its parent is told so.
+        But one that was cancelled or parked while its parent waited for it has ended: its parent is
+        told so.
         """
         if status == COMPLETED:
             return False

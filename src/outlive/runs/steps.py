@@ -297,8 +297,9 @@ class Ledger:
     def _count(self, name: str) -> str:
         """Return a number for a name, and where it counts; called under the lock.
 
-        What a step contains is counted in that step alone: a later attempt that returns the step from the ledger does
-        not come to it, and what follows must have the same number all the same.
+        What a step contains is counted in that step alone: a later attempt that returns the step
+        from the ledger does not come to it, and what follows must have the same number all the
+        same.
         """
         step = next((step for step in reversed(_around.get()) if step[0] == id(self)), None)
         place = "" if step is None else f"@{_short_digest(chr(10).join(step[1:]))}"

@@ -198,8 +198,8 @@ async def read_waits(engine: Engine, key: ThreadKey, run_id: str, *, opaque: boo
 
 async def read_run(engine: Engine, key: ThreadKey, run_id: str) -> tuple[EntryRecord | None, dict[str, Wait]]:
     """Return a run and its waits as they were at one moment, with values of registered types packed."""
-    # An answer to a waiting run changes its rank, and so does all that suspends or claims it. So the
-    # same rank before and after the waits were read means that nothing came in between.
+    # An answer to a waiting run changes its rank, and so does all that suspends or claims it. So
+    # the same rank before and after the waits were read means that nothing came in between.
     run = await find(engine, key, RUN, run_id)
     while True:
         waits = await read_waits(engine, key, run_id, opaque=True)

@@ -3,13 +3,13 @@
 The first call stores what is asked, sets the run "waiting" and frees its place, in one commit
 (`wait_entry.py` says why that loses no answer). Then it raises RunSuspended, which leaves the block
 of the run. From then on no process and no lease belongs to the run. An answer, or a timer, makes it
-claimable. The process that claims it calls the same code again: the steps return what is stored, and
-so does this call. That is not another attempt.
+claimable. The process that claims it calls the same code again: the steps return what is stored,
+and so does this call. That is not another attempt.
 
 Branches of a run, tasks or threads, wait for each other. While steps of other branches are in
-flight, the question is stored at once, but the run waits only when they are done. A branch that asks
-after the run has been suspended adds its question to it. The run can continue as soon as one branch
-can.
+flight, the question is stored at once, but the run waits only when they are done. A branch that
+asks after the run has been suspended adds its question to it. The run can continue as soon as one
+branch can.
 
 A short sleep is not worth giving up the process: below `LIVE_SLEEP_S` it sleeps here. The moment at
 which it ends is stored first, so that after a crash only the rest of it is slept.
@@ -195,7 +195,8 @@ class Waits(KnownWaits):
         """Return the name and the value of the first answer, and withdraw the other questions."""
         asked = self._questions(questions)
         waits = await self._settled(asked, "any", timeout_s, default)
-        # Withdraw before choosing: from then on nothing changes, and every attempt chooses the same.
+        # Withdraw before choosing: from then on nothing changes, and every attempt chooses the
+        # same.
         while still_open := [wait for wait in waits.values() if wait.status == OPEN]:
             await self._withdraw(still_open)
             waits = {name: self._known.get(name, wait) for name, wait in waits.items()}
@@ -244,7 +245,8 @@ class Waits(KnownWaits):
         if wait is None or wait.status == WITHDRAWN:
             wait = self._opened(asked, Group((asked.name,)), due, now)
             entry = self._entry(wait)
-            # From here on a crash leaves the moment at which the sleep ends: only its rest is slept.
+            # From here on a crash leaves the moment at which the sleep ends: only its rest is
+            # slept.
             await self._run._write_entries(entry)
             wait = replace(wait, entry=replace(entry, expect=None))
         if due > now:
@@ -255,7 +257,8 @@ class Waits(KnownWaits):
     async def wait_for_run(self, run_id: str, event: str, code_position: Sequence[Any]) -> NoReturn:
         """Suspend this run until the run that waits in its block can continue. Raises RunSuspended.
 
-        If that can continue already, this run is released instead of waiting: its code must enter the block again.
+        If that can continue already, this run is released instead of waiting: its code must enter
+        the block again.
         """
         payload = [run_id, *code_position]
         await self._settled([Asked(event, INNER, payload, None, None, b"")], "all", None, None)

@@ -192,7 +192,8 @@ class Save:
             #    crash after it, the checkpoint: a caller that repeats the save gets it by its id.
             (result,) = await engine.backend.commit_all([commit])
             if isinstance(result, StaleBase) and prepared.fits(result):
-                # Others deleted something, but nothing that this save shares: send it again as it is.
+                # Others deleted something, but nothing that this save shares: send it again as it
+                # is.
                 timeout_s, token = deadline.as_timeout_s(), os.urandom(8)
                 commit = replace(commit, generation=result.generation, timeout_s=timeout_s, token=token)
                 (result,) = await engine.backend.commit_all([commit])

@@ -123,7 +123,8 @@ class RunView:
     def responses(self) -> list[dict[str, Any]]:
         """Return the fields of the responses of the models."""
         responses = self.store.responses(self.info.id, thread=self.info.thread)
-        # Most commands open the store with a codec that builds no values: then these are fields already.
+        # Most commands open the store with a codec that builds no values: then these are fields
+        # already.
         fields = [unwrap(response) for response in responses]
         return [item if isinstance(item, dict) else item.to_snapshot() for item in fields]
 
@@ -171,8 +172,8 @@ def list_runs(
 ) -> tuple[list[RunView], str | None]:
     """Return the runs in one of the wanted states by id, and the id after which there are more.
 
-    A damaged run is among them and hides no other. When the items of the runs are made, `damage` gets why
-    something cannot be read.
+    A damaged run is among them and hides no other. When the items of the runs are made, `damage`
+    gets why something cannot be read.
     """
     clock, workers = LeaseClock.of(store), Workers(store)
     usages.look_again()

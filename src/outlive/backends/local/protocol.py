@@ -83,8 +83,8 @@ class Local(Protocol):
     def version(self) -> object:
         """Return a value that changes after a commit by another process; None if no other can commit.
 
-        Commits without an entry of a kind that `wakes` need not change it. Those of this handle should
-        not: its process is woken without it, and would look for work in vain.
+        Commits without an entry of a kind that `wakes` need not change it. Those of this handle
+        should not: its process is woken without it, and would look for work in vain.
         """
         ...
 

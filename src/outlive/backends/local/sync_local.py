@@ -1,11 +1,11 @@
 """Backends that live in this process (memory, file, SQLite), and their sync mode.
 
 Such a backend is written once, as plain functions under one lock. `SyncLocal` calls them as they
-are, for `outlive.open`; `AsyncLocal` (`async_local.py`) calls them in one worker thread, a single hop
-per call, for `outlive.open_async`. Both gather commits that wait at the same moment into one group,
-so that they share one fsync; each still succeeds or fails on its own. In sync mode a commit may
-linger (`Commit.linger_s`): it waits in the queue until another thread commits, and commits alone only
-if none does.
+are, for `outlive.open`; `AsyncLocal` (`async_local.py`) calls them in one worker thread, a single
+hop per call, for `outlive.open_async`. Both gather commits that wait at the same moment into one
+group, so that they share one fsync; each still succeeds or fails on its own. In sync mode a commit
+may linger (`Commit.linger_s`): it waits in the queue until another thread commits, and commits
+alone only if none does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A commit that is decided here, not by the server: read, decide, apply, under the thread's lock.
 
 The first statement locks the thread's row, and creates it if need be; a rollback undoes that. Other
-saves to the same thread wait until the end of the transaction: what was read is what changes. A crash
-before the commit leaves the thread as it was: the server rolls back.
+saves to the same thread wait until the end of the transaction: what was read is what changes. A
+crash before the commit leaves the thread as it was: the server rolls back.
 """
 
 from __future__ import annotations

@@ -5,18 +5,18 @@ commit or a thread is not what it expects (a new thread, a repeated id, a stale 
 head, a damaged row), nothing is changed, and the general path (`decide` and `Writer`) judges the
 commit from the start. So there is one place for every refusal and for every kind of damage.
 
-The fast path reads nothing of a thread that this process has written before. It remembers the row of the
-thread and that of its head as it wrote or read them last, and the updates compare every column with
-what is stored: a row that another process wrote, or that was damaged, is not found. The newest
-checkpoint of the index is compared in the same way. The keys of chunks are remembered with the row
-of their thread, and count only while that is the stored one: a file that was restored from a backup
-under an open store may have other chunks in the same generation. A transaction that is rolled back
-forgets what was remembered.
+The fast path reads nothing of a thread that this process has written before. It remembers the row
+of the thread and that of its head as it wrote or read them last, and the updates compare every
+column with what is stored: a row that another process wrote, or that was damaged, is not found. The
+newest checkpoint of the index is compared in the same way. The keys of chunks are remembered with
+the row of their thread, and count only while that is the stored one: a file that was restored from
+a backup under an open store may have other chunks in the same generation. A transaction that is
+rolled back forgets what was remembered.
 
 What a run writes is of this kind too: a step, or a checkpoint, with the renewal of its leases. The
 entries that were written last are remembered with the row of their thread. Their updates compare
-the status of an entry and the checksums of both of its rows, and write the other columns. A fence is
-compared with what is remembered, which the row of the thread vouches for.
+the status of an entry and the checksums of both of its rows, and write the other columns. A fence
+is compared with what is remembered, which the row of the thread vouches for.
 """
 
 from __future__ import annotations

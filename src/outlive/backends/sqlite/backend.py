@@ -67,8 +67,8 @@ class SQLiteBackend:
     """One connection to one file, under one lock.
 
     `timeout_s` of a commit limits how long it waits for the processes that write. Reads take a
-    `timeout_s`, as every backend does, and need none: in WAL mode a reader waits for no writer. Only
-    a process that recovers the log after a crash makes readers wait, at most as long as the
+    `timeout_s`, as every backend does, and need none: in WAL mode a reader waits for no writer.
+    Only a process that recovers the log after a crash makes readers wait, at most as long as the
     connection does.
     """
 
@@ -160,7 +160,8 @@ class SQLiteBackend:
                     return self._commit_group(
                         db, commits, self._commit_by_rules if is_general else self._commit
                     )
-                # Alone, a commit needs no savepoint: its refusal may roll back the whole transaction.
+                # Alone, a commit needs no savepoint: its refusal may roll back the whole
+                # transaction.
                 receipt = None if is_general else append(db, commits[0], self._remembered)
                 return [receipt or self._commit_by_rules(db, commits[0])]
         except OutliveError as error:  # the transaction is rolled back: none of them is stored

@@ -265,8 +265,8 @@ class Committer:
     ) -> None:
         """Bring what was stored to where the mode wants it before it is acknowledged.
 
-        A crash at any place in here leaves commits that are stored and not acknowledged, each with its
-        outbox entry in the active store: another process transfers them.
+        A crash at any place in here leaves commits that are stored and not acknowledged, each with
+        its outbox entry in the active store: another process transfers them.
         """
         # 1. Was the active store the right one? If it was being left, or has lost its data, its
         #    receipts become failures.

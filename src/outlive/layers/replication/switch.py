@@ -156,12 +156,12 @@ class RoleSwitch:
     async def add_secondary(self, primary: PairRecord | None, *, is_told: bool = False) -> None:
         """Fill a secondary that is new, or has lost its data: it gets all that the primary has.
 
-        `is_told`: replication is switched off, so an operator decided this, even if the secondary was
-        the active store.
+        `is_told`: replication is switched off, so an operator decided this, even if the secondary
+        was the active store.
         """
         stores = self._stores
-        # A crash between these writes leaves a primary with a record and a secondary without one: the
-        # next look comes here again. The background copies what the primary has.
+        # A crash between these writes leaves a primary with a record and a secondary without one:
+        # the next look comes here again. The background copies what the primary has.
         if primary is None:
             primary = await stores.write(PRIMARY, None, PairRecord(new_pair(), PRIMARY))
         if not primary.is_active:
@@ -182,8 +182,8 @@ class RoleSwitch:
     async def replace_primary(self, secondary: PairRecord, *, is_told: bool = False) -> None:
         """Leave an empty primary: the secondary has everything.
 
-        `is_told`: replication is switched off, so an operator decided this, even if the secondary lacks
-        what the primary had.
+        `is_told`: replication is switched off, so an operator decided this, even if the secondary
+        lacks what the primary had.
         """
         stores = self._stores
         epoch = first_epoch(SECONDARY, secondary.epoch)
