@@ -1,4 +1,4 @@
-"""A damaged entry hides no other: listings go on after it, and say what they cannot read."""
+"""A damaged entry hides no other: listings continue after it, and say what they cannot read."""
 
 from __future__ import annotations
 
