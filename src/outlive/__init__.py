@@ -1,7 +1,8 @@
 """State that outlives the process: checkpoints for AI agents.
 
-The names in `__all__` are the public API, with `outlive.errors`, `outlive.adapters`, `outlive.otel`, and for authors of backends
-`outlive.backend`, `outlive.authoring` and `outlive.testing`. Every other module is private and may change in any release.
+The names in `__all__` are the public API, with `outlive.errors`, `outlive.adapters`,
+`outlive.otel`, and for authors of backends `outlive.backend`, `outlive.authoring` and
+`outlive.testing`. Every other module is private and may change in any release.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,8 @@ if TYPE_CHECKING:
     from outlive.values import ThreadInfo as ThreadInfo
     from outlive.values import Verified as Verified
 
-# Where each public name is defined. It is imported when it is first used: `outlive --help` needs none, and starts at once.
+# Where each public name is defined. It is imported when it is first used: `outlive --help` needs
+# none, and starts at once.
 _MODULES = {
     "errors": "CallerError CheckpointExists Conflict Corrupt HeadMoved LeaseLost NotReplicated OutcomeUnknown OutliveError RunBusy RunEnded RunSuspended StoreError ThreadBusy",
     "events": "Event",

@@ -1,8 +1,9 @@
 """A `dataclass` that takes a fraction of the standard one's time to define: a process that starts defines dozens.
 
-The standard decorator compiles every method of every class. Here only `__init__` is compiled. The other methods are
-the same functions for all classes. What the module `dataclasses` reads of a class (for `fields`, `replace`, `asdict`)
-comes from a standard twin of the class, which is made when it is first asked for.
+The standard decorator compiles every method of every class. Here only `__init__` is compiled. The
+other methods are the same functions for all classes. What the module `dataclasses` reads of a class
+(for `fields`, `replace`, `asdict`) comes from a standard twin of the class, which is made when it
+is first asked for.
 """
 
 from __future__ import annotations

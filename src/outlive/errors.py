@@ -17,7 +17,8 @@ from typing import Self
 class OutliveError(Exception):
     """The base class of all errors of outlive.
 
-    `advice` says in one sentence what to do at a command line, or is None; `summary` what went wrong, without advice.
+    `advice` says in one sentence what to do at a command line, or is None; `summary` what went
+    wrong, without advice.
     """
 
     advice: str | None = None
@@ -806,9 +807,10 @@ class DamagedEntry(Corrupt):
     """A run, step, response or lock does not match its checksum.
 
     A listing continues after `key`. `status` is the status in the row, which may be damaged too.
+    `thread` is None if nothing tells the thread any more.
     """
 
-    def __init__(self, thread: str, kind: str, key: str, status: str, what: str = "") -> None:
+    def __init__(self, thread: str | None, kind: str, key: str, status: str, what: str = "") -> None:
         super().__init__(what or f"{kind} {key!r} does not match its checksum", thread=thread)
         self.kind = kind
         self.key = key

@@ -89,7 +89,8 @@ def open(
     `url` is the path of a SQLite file or one of: `sqlite:///path.db` (four slashes for an absolute
     path), `file:///folder`, `postgresql://user@host/database`, `redis://host`, `rediss://`,
     `redis+sentinel://host,host/service`, `redis+cluster://host,host`, `memory:`, `null:`, a client
-    of redis-py, or a `BackendFactory` or registered scheme of your own (`outlive docs writing-a-backend`).
+    of redis-py, or a `BackendFactory` or registered scheme of your own (`outlive docs
+    writing-a-backend`).
 
     tenant:       a name; a store shows only the threads of its own tenant
     durability:   "sync": a save is stored when it returns; "async": it is stored in the background
@@ -103,8 +104,8 @@ def open(
     single:       use one store of a pair alone; the other one gets everything when both are opened again
     create:       False: raise StoreMissing instead of creating a store that does not exist
 
-    Further options depend on the backend: see `outlive docs backends`. Raises BadURL and BadArgument for
-    options that are wrong, and StoreError when the store cannot be opened.
+    Further options depend on the backend: see `outlive docs backends`. Raises BadURL and
+    BadArgument for options that are wrong, and StoreError when the store cannot be opened.
     """
     config = configure(
         url, tenant, durability, cache_bytes, timeout_s, on_event, key, retain, replication, types, single, create, backend_options
@@ -373,8 +374,8 @@ def _sync_sibling(primary: Backend, secondary: Backend | None, target: StoreConf
 def async_sibling(store: AsyncStore) -> AsyncStore | None:
     """Return an async store on an open sync one, with the same cache; None where that needs other connections.
 
-    It works in the event loop that calls it, knows nothing of retention and of delayed saves, and ends with
-    the sync store, which alone closes the backend.
+    It works in the event loop that calls it, knows nothing of retention and of delayed saves, and
+    ends with the sync store, which alone closes the backend.
     """
     from outlive.runtime.loop import AsyncRuntime
 

@@ -1,6 +1,7 @@
 """Small HTML tables for notebooks: escaped, bounded, and readable on a light and on a dark page.
 
-What a state holds is text here and nothing else: no markup, no links, and no character that turns or hides text.
+What a state holds is text here and nothing else: no markup, no links, and no character that turns
+or hides text.
 """
 
 from __future__ import annotations

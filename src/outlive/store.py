@@ -1,7 +1,7 @@
 """A store: the threads and runs of one tenant at one URL.
 
-`AsyncStore` is a facade. It is long because each of its methods is documented here; the work is done by
-the modules that they call.
+`AsyncStore` is a facade. It is long because each of its methods is documented here; the work is
+done by the modules that they call.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class AsyncStore(AsyncContext):
     def thread(self, id: str, *, namespace: str = "", type: Any = None) -> AsyncThread[Any]:
         """Return a handle on a thread, which need not exist yet: `store.thread("trip", type=State)`.
 
-        `type` registers the type and the classes in its annotations. Such a handle saves only states of that type,
-        and type checkers know what it loads.
+        `type` registers the type and the classes in its annotations. Such a handle saves only
+        states of that type, and type checkers know what it loads.
         """
         if type is not None:
             self._engine.codec.registry.add_annotated(type)
@@ -179,10 +179,11 @@ class AsyncStore(AsyncContext):
     ) -> AsyncIterator[ThreadInfo]:
         """Iterate over threads by id: `async for info in store.threads()`.
 
-        order="updated" begins with the thread that changed last. A thread that changes meanwhile is not listed
-        again. `after` is where to continue: an id, whether that thread still exists or not; with order="updated"
-        the `cursor` of a ThreadInfo. `filter` has keys that the threads' own metadata must have with equal values;
-        `limit` is counted after the filter. A prefix is for threads by id.
+        order="updated" begins with the thread that changed last. A thread that changes meanwhile is
+        not listed again. `after` is where to continue: an id, whether that thread still exists or
+        not; with order="updated" the `cursor` of a ThreadInfo. `filter` has keys that the threads'
+        own metadata must have with equal values; `limit` is counted after the filter. A prefix is
+        for threads by id.
         """
         newest = check_order(order, prefix) == "updated"
         place = None if after is None else check_text("after", after)
@@ -202,8 +203,9 @@ class AsyncStore(AsyncContext):
     def run(self, thread_id: str, **options: Unpack[RunOptions]) -> AsyncRun:
         """Return a run on a thread: `async with store.run("trip", agent="planner") as run`.
 
-        Executed again after its process was killed, it continues the run: the same id, the next attempt. So it
-        does with a run of this thread, namespace, agent and prompt that was released, or that waits.
+        Executed again after its process was killed, it continues the run: the same id, the next
+        attempt. So it does with a run of this thread, namespace, agent and prompt that was
+        released, or that waits.
 
         run_id:        the id of the run (default: that of the unfinished run, or a new one). With the id of a run
                        that has ended, `run.is_finished` is true and `run.result` is its result.
@@ -280,14 +282,15 @@ class AsyncStore(AsyncContext):
     ) -> RunInfo:
         """Store a run for workers: `await store.submit("trip", agent="planner", prompt={"to": "Lisbon"})`.
 
-        One commit stores it, and a worker with a handler for its agent claims it. Of the runs of an agent, those
-        with the greatest `priority` come first, then those that were submitted first. Runs of one thread and
-        namespace follow each other.
+        One commit stores it, and a worker with a handler for its agent claims it. Of the runs of an
+        agent, those with the greatest `priority` come first, then those that were submitted first.
+        Runs of one thread and namespace follow each other.
 
         run_id:      submitted again under this id, nothing changes and the stored run is returned
         not_before:  a datetime with a time zone: its status is "waiting" until then
 
-        The other options are those of `store.run`. Raises RunElsewhere if another thread has a run with this id.
+        The other options are those of `store.run`. Raises RunElsewhere if another thread has a run
+        with this id.
         """
         from outlive.runs.submit import submit
 
@@ -319,9 +322,9 @@ class AsyncStore(AsyncContext):
     ) -> AsyncRun:
         """Return a run that failed or was cancelled, parked or released, to continue it: `async with await store.retry(id) as run`.
 
-        With `not_before`, a datetime with a time zone, it is left to `recover` and workers at that time: its status is
-        "waiting" until then. Raises RunBusy for a run that is running and RunEnded for one that is completed.
-        `budget` replaces the budget of the run.
+        With `not_before`, a datetime with a time zone, it is left to `recover` and workers at that
+        time: its status is "waiting" until then. Raises RunBusy for a run that is running and
+        RunEnded for one that is completed. `budget` replaces the budget of the run.
         """
         key, entry = await self._the_run(run_id, thread)
         info = unpack_run(self._engine.codec, key, entry)
@@ -338,12 +341,13 @@ class AsyncStore(AsyncContext):
     ) -> QuestionInfo:
         """Answer a question of a run, or send it an event: `await store.answer(run_id, "refund?", True, by="support")`.
 
-        The first answer counts. It is stored, and a run that waits for it can be claimed by any worker, in one
-        commit. No code or type of the agent is needed. An answer that comes before its question is kept for it.
+        The first answer counts. It is stored, and a run that waits for it can be claimed by any
+        worker, in one commit. No code or type of the agent is needed. An answer that comes before
+        its question is kept for it.
 
-        Raises AlreadyAnswered, which tells who answered and when; AnswerRefused if the value does not fit the
-        schema of the question; QuestionClosed if it has expired or was withdrawn; RunEnded, RunMissing and
-        AmbiguousRun.
+        Raises AlreadyAnswered, which tells who answered and when; AnswerRefused if the value does
+        not fit the schema of the question; QuestionClosed if it has expired or was withdrawn;
+        RunEnded, RunMissing and AmbiguousRun.
         """
         from outlive.runs.questions import answer
 
@@ -367,6 +371,9 @@ class AsyncStore(AsyncContext):
         agent:         of runs of this agent only
         older_than_s:  asked at least that long ago
         events:        also what `run.wait` waits for
+
+        A damaged question hides no other: it comes with `is_readable=False`, and `error` says why.
+        Its agent and the time it was asked are unknown, so `agent` and `older_than_s` leave it out.
         """
         from outlive.runs.questions import check_status, find_questions
         from outlive.runs.store_clock import store_now
@@ -481,7 +488,8 @@ class AsyncStore(AsyncContext):
         on_report:     gets a report of what was done since the last one: when runs have left their handlers, and
                        every `interval_s`
 
-        The other options are those of `recover`. Workers should agree on limits: each keeps to its own.
+        The other options are those of `recover`. Workers should agree on limits: each keeps to its
+        own.
         """
         from outlive.runs.queue import Queue
         from outlive.runs.slots import Slots, check_limits
@@ -532,7 +540,9 @@ class AsyncStore(AsyncContext):
     ) -> AsyncIterator[RunInfo]:
         """Iterate over the runs of this tenant by id, also those that have ended: `async for info in store.runs()`.
 
-        `attributes` compares by equality: a run without such an attribute is left out.
+        `attributes` compares by equality: a run without such an attribute is left out. A damaged
+        run hides no other: it comes with `is_readable=False`, and `error` says why. `agent` and
+        `attributes` leave it out.
         """
         from outlive.runs.recovery import RunFilter, check_statuses, find_runs
 
@@ -573,8 +583,8 @@ class AsyncStore(AsyncContext):
         after_failover:  resume although a pair of stores has failed over. Runs that still work with the primary
                          cannot be told from dead ones then, and all are skipped by default.
 
-        The report says what was resumed, what failed, what is alive elsewhere, and what was skipped and why.
-        Ctrl-C or a cancelled task releases the runs that are being resumed.
+        The report says what was resumed, what failed, what is alive elsewhere, and what was skipped
+        and why. Ctrl-C or a cancelled task releases the runs that are being resumed.
         """
         recovery = self._recovery(check_handlers(handlers), policy, code_version)
         if self._pair is not None and self._pair.is_failed_over and not after_failover:
@@ -617,7 +627,8 @@ class AsyncStore(AsyncContext):
     async def verify(self, *, progress: Progress | None = None) -> Verified:
         """Check every stored byte of every thread. Problems are reported, not raised.
 
-        `progress(done, total)` is called after each thread; `total` is None where it is not known before the end.
+        `progress(done, total)` is called after each thread; `total` is None where it is not known
+        before the end.
         """
         from outlive.threads.verify import verify_store
 
@@ -627,9 +638,9 @@ class AsyncStore(AsyncContext):
     async def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
         """Delete what `retain` does not keep (default: as the store was opened), in batches.
 
-        The newest checkpoint of each namespace, what unfinished runs need and open interrupts are always kept.
-        With `dry_run` nothing is changed, and the report says what would be deleted. Raises SweepBusy while
-        another process sweeps.
+        The newest checkpoint of each namespace, what unfinished runs need and open interrupts are
+        always kept. With `dry_run` nothing is changed, and the report says what would be deleted.
+        Raises SweepBusy while another process sweeps.
         """
         from outlive.retention.policy import Retain
 
@@ -643,7 +654,8 @@ class AsyncStore(AsyncContext):
     async def start_sweeping(self, retain: Retain | None = None) -> None:
         """Sweep in the background every `retain.every_s` (default: as the store was opened).
 
-        If sweeping is on already, it continues with this rule. Raises BadArgument when nothing says how often.
+        If sweeping is on already, it continues with this rule. Raises BadArgument when nothing says
+        how often.
         """
         from outlive.retention.policy import Retain
 
@@ -668,8 +680,9 @@ class AsyncStore(AsyncContext):
     async def rotate(self, *, progress: Progress | None = None) -> Rotated:
         """Encrypt everything of this tenant again with the newest key of the ring, while others use the store.
 
-        What has the newest key already is skipped, so a rotation that was interrupted can be repeated. When it
-        returns without `problems` and every process has the new ring, the old keys can be deleted.
+        What has the newest key already is skipped, so a rotation that was interrupted can be
+        repeated. When it returns without `problems` and every process has the new ring, the old
+        keys can be deleted.
         """
         from outlive.layers.encryption.layer import Encrypted
         from outlive.layers.encryption.rotation import rotate
@@ -697,10 +710,10 @@ class AsyncStore(AsyncContext):
     ) -> int:
         """Copy threads into another store, all of them or those with these ids; return how many were checked.
 
-        It can be repeated, also after it was interrupted: what exists there is kept, what is new is added and
-        read back. `since` skips threads that did not change since a moment. Others may save meanwhile. Runs are
-        copied with their steps and responses; deletions are not repeated there. When a thread is damaged,
-        Corrupt is raised after all others are copied.
+        It can be repeated, also after it was interrupted: what exists there is kept, what is new is
+        added and read back. `since` skips threads that did not change since a moment. Others may
+        save meanwhile. Runs are copied with their steps and responses; deletions are not repeated
+        there. When a thread is damaged, Corrupt is raised after all others are copied.
         """
         from outlive.threads.copy import into_store
 
@@ -779,8 +792,9 @@ class AsyncStore(AsyncContext):
     async def ping(self, *, timeout_s: float | None = None) -> dict[str, float]:
         """Ask the store, or both stores of a pair, for one small record; return the seconds that each took.
 
-        The key is "store"; of a pair "primary" and "secondary". Nothing is changed, and nothing fails over.
-        Raises StoreUnavailable when a store does not answer, also when it is not the active one.
+        The key is "store"; of a pair "primary" and "secondary". Nothing is changed, and nothing
+        fails over. Raises StoreUnavailable when a store does not answer, also when it is not the
+        active one.
         """
         timeout_s = self._timeout(timeout_s)
         if self._pair is not None:
@@ -792,8 +806,8 @@ class AsyncStore(AsyncContext):
     async def promote(self) -> RoleChange:
         """Make the secondary the active store, for every process that has opened this pair. It can be repeated.
 
-        What the primary has queued is carried over first, if it can be reached. Raises StoreError when the
-        secondary cannot take over.
+        What the primary has queued is carried over first, if it can be reached. Raises StoreError
+        when the secondary cannot take over.
         """
         await self.flush()
         return await self._replicated().promote()
@@ -810,7 +824,8 @@ class AsyncStore(AsyncContext):
     async def flush(self) -> None:
         """Wait until the saves of all threads that are in the background are stored, then raise what went wrong.
 
-        A failure in one thread does not affect the saves of another. Several are raised as one SeveralFailed.
+        A failure in one thread does not affect the saves of another. Several are raised as one
+        SeveralFailed.
         """
         parts = [queue.flush for queue in list(self._queues.values())]
         await _each_of([*parts, *self._in_plain_mode("flush")])
@@ -823,7 +838,8 @@ class AsyncStore(AsyncContext):
     async def close(self) -> None:
         """Store what is in the background and release everything. A closed store refuses every call; closing twice is fine.
 
-        When a part fails, everything else is stored and released first; several errors are raised as one SeveralFailed.
+        When a part fails, everything else is stored and released first; several errors are raised
+        as one SeveralFailed.
         """
         if self._is_closed:
             return
@@ -843,10 +859,11 @@ class AsyncStore(AsyncContext):
     async def steps(self, run_id: str, *, thread: str | None = None) -> list[StepInfo]:
         """Return the stored steps of a run, in the order in which they began; the run may be alive elsewhere.
 
-        Questions, events, sleeps and waits for runs inside it are among them; `kind` tells what each is. Values of
-        types that this process does not know stay packed.
+        Questions, events, sleeps and waits for runs inside it are among them; `kind` tells what
+        each is. Values of types that this process does not know stay packed.
 
-        `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
+        `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and
+        AmbiguousRun.
         """
         from outlive.runs.questions import read_wait_steps
         from outlive.runs.steps import read_steps
@@ -862,8 +879,8 @@ class AsyncStore(AsyncContext):
     async def attempts(self, run_id: str, *, thread: str | None = None) -> list[Attempt]:
         """Return the attempts of a run, oldest first: which process, from when until when, and how it ended.
 
-        The last 20 are stored. `thread` is the thread of the run, if several have a run of this id. Raises
-        RunMissing and AmbiguousRun.
+        The last 20 are stored. `thread` is the thread of the run, if several have a run of this id.
+        Raises RunMissing and AmbiguousRun.
         """
         stored = await self._the_run(run_id, thread)
         return list(unpack_run(self._engine.codec, *stored).attempts)
@@ -871,7 +888,8 @@ class AsyncStore(AsyncContext):
     async def responses(self, run_id: str, *, thread: str | None = None) -> list[ModelResponse]:
         """Return the stored responses of a run's models, in the order in which the models were named.
 
-        `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
+        `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and
+        AmbiguousRun.
         """
         from outlive.runs.responses import read_responses
 
@@ -890,17 +908,18 @@ class AsyncStore(AsyncContext):
     ) -> AsyncIterator[StreamChunk]:
         """Iterate over what a run emitted, and over what it emits from now on: `async for chunk in store.follow(run_id)`.
 
-        It ends when the run has ended and everything was delivered. While the run waits, or nothing works on it, it
-        waits too. After a disconnect, pass the `cursor` of the last chunk as `after`: it continues after that one,
-        from any process, also after a failover.
+        It ends when the run has ended and everything was delivered. While the run waits, or nothing
+        works on it, it waits too. After a disconnect, pass the `cursor` of the last chunk as
+        `after`: it continues after that one, from any process, also after a failover.
 
         after:   the cursor to continue after (default: from the oldest chunk that is kept)
         wait:    False: only what is stored now
         idle_s:  end when nothing came for so long (default: wait)
         thread:  the thread of the run, if several have a run of this id
 
-        A chunk has its `attempt`: a later attempt may repeat what an earlier one emitted. Raises RunMissing, AmbiguousRun,
-        BadArgument for a cursor that is none, and StoreError when the store cannot be reached.
+        A chunk has its `attempt`: a later attempt may repeat what an earlier one emitted. Raises
+        RunMissing, AmbiguousRun, BadArgument for a cursor that is none, and StoreError when the
+        store cannot be reached.
         """
         from outlive.runs.follow import follow
         from outlive.runs.stream_entry import Position

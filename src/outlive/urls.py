@@ -6,10 +6,10 @@ import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from outlive.arguments import check_choice, check_flag
-from outlive.backends.local.protocol import Local
+from outlive.backends.local.protocol import Local, check_complete
 from outlive.backends.local.sync_local import SyncLocal
 from outlive.backends.server.urls import BackendFactory, hide_secrets, take_options
 from outlive.errors import BadArgument, BadURL
@@ -82,7 +82,12 @@ def parse_location(where: Location, options: dict[str, Any]) -> tuple[BackendFac
     url, merged = take_options(cast(str, where), {}, COMMON)
     common = {name: _from_text(name, value) for name, value in merged.items()}
     scheme = url.partition(":")[0]
-    return (_SCHEMES.get(scheme) or _installed(scheme))(url, options), common
+    factory = (_SCHEMES.get(scheme) or _installed(scheme))(url, options)
+    if not isinstance(factory, BackendFactory):
+        raise BadArgument(
+            f"{scheme}: its parser must return a BackendFactory, as local_factory does, not {type(factory).__name__}"
+        )
+    return factory, common
 
 
 def is_url(where: str) -> bool:
@@ -98,10 +103,16 @@ def plain_path(where: object) -> str | None:
         scheme = where.partition(":")[0]
         if scheme not in _SCHEMES and not _entry_points(scheme):
             shown = hide_secrets(where)[:200]
-            raise BadURL(f"{shown!r} has no scheme that outlive knows; use one of: {_EXAMPLES}")
+            raise BadURL(
+                f"{shown!r} has no scheme that outlive knows; use one of: {_EXAMPLES}; "
+                "that of another package is known once it is installed, or has called register_scheme"
+            )
         return None
     if not isinstance(where, str):
-        raise BadURL(f"a store is opened by a URL or a path, not by {type(where).__name__}")
+        raise BadURL(
+            "a store is opened by a URL, a path or a BackendFactory (outlive.authoring.local_factory), "
+            f"not by {type(where).__name__}"
+        )
     if not where.strip("/") or "\0" in where:
         raise BadURL(f"{where!r:.100} is no path and no URL; use one of: {_EXAMPLES}")
     if os.path.isdir(where):
@@ -186,24 +197,31 @@ def local_factory(
 
     `make(timeout_s)` returns a new handle; `timeout_s` is that of calls without their own.
     `is_missing` tells whether opening would create a store, for `outlive.open(..., create=False)`.
+    Opening raises BadArgument if the handle lacks something of `outlive.authoring.Local`.
     """
+    if not callable(make):
+        raise BadArgument(f"make must be a function (timeout_s) -> local backend, not {make!r:.100}")
+
+    def made(timeout_s: float | None) -> Local:
+        local = make(timeout_s)
+        check_complete(local)
+        return local
 
     async def asynchronous(timeout_s: float | None) -> Backend:
         from outlive.backends.local.async_local import AsyncLocal, in_thread
 
-        return cast("Backend", AsyncLocal(await in_thread(lambda: make(timeout_s))))
+        return cast("Backend", AsyncLocal(await in_thread(lambda: made(timeout_s))))
 
     def sync(timeout_s: float | None) -> Backend:
-        return cast("Backend", SyncLocal(make(timeout_s)))
+        return cast("Backend", SyncLocal(made(timeout_s)))
 
     return BackendFactory(shown, sync, asynchronous, is_missing)
 
 
 def _parts(url: str, options: dict[str, Any], known: tuple[str, ...] = ()) -> tuple[str, str, dict[str, Any]]:
     """Return the scheme of a local store, what follows it, and its options."""
-    names = {name for name, _ in parse_qsl(url.partition("?")[2], keep_blank_values=True)}
-    url, options = take_options(url, options, names)
-    scheme, _, rest = url.partition("?")[0].partition(":")
+    url, options = take_options(url, options)
+    scheme, _, rest = url.partition(":")
     _refuse_unknown(scheme, options, known)
     return scheme, unquote(rest), options
 

@@ -12,6 +12,15 @@ from outlive.backends.local.memory import MemoryBackend
 from outlive.errors import BadArgument, BadURL, StoreMissing
 
 
+class Unfinished:
+    """A backend whose author has just begun."""
+
+    name = "unfinished"
+
+    def identity(self, offered):
+        return offered
+
+
 @pytest.fixture
 def schemes(monkeypatch):
     monkeypatch.setattr(urls, "_SCHEMES", dict(urls._SCHEMES))
@@ -55,6 +64,39 @@ def test_a_factory_takes_no_option_of_a_backend():
     factory = local_factory("mine:", lambda timeout_s: MemoryBackend())
     with pytest.raises(BadURL, match="mine: has no option 'fsync'"):
         outlive.open(factory, fsync="full")
+
+
+def test_an_incomplete_backend_is_refused_with_all_that_it_lacks():
+    factory = local_factory("mine:", lambda timeout_s: Unfinished())
+    missing = r"Unfinished is not a complete backend: it has no lock, commit_all, .*roll_back, close \(outlive.authoring.Local"
+    with pytest.raises(BadArgument, match=missing):
+        outlive.open(factory)
+
+    async def scenario():
+        async with outlive.open_async(factory):
+            pass
+
+    with pytest.raises(BadArgument, match=missing):
+        asyncio.run(scenario())
+
+
+def test_a_backend_in_place_of_what_opens_it_is_refused_with_advice(schemes):
+    with pytest.raises(BadURL, match=r"outlive.authoring.local_factory\), not by MemoryBackend"):
+        outlive.open(MemoryBackend())
+    with pytest.raises(BadArgument, match=r"make must be a function \(timeout_s\)"):
+        local_factory("mine:", MemoryBackend())
+    register_scheme("drawer", lambda url, options: MemoryBackend())
+    with pytest.raises(
+        BadArgument, match=r"drawer: its parser must return a BackendFactory.*not MemoryBackend"
+    ):
+        outlive.open("drawer:here")
+
+
+def test_all_options_of_a_url_are_taken_if_none_are_named():
+    assert take_options("drawer:here?a=1&b=2", {"c": 3}) == ("drawer:here", {"a": "1", "b": "2", "c": 3})
+    assert take_options("drawer:here?a=1&b=2", {}, ("a",)) == ("drawer:here?b=2", {"a": "1"})
+    with pytest.raises(BadURL, match="option 'a' is in the URL and beside it"):
+        take_options("drawer:here?a=1", {"a": 2})
 
 
 def test_a_registered_scheme_is_opened_by_its_url(schemes):
@@ -107,7 +149,7 @@ def parse(url, options):
 
 
 def test_an_installed_package_declares_a_scheme(installed):
-    with pytest.raises(BadURL, match="has no scheme that outlive knows"):
+    with pytest.raises(BadURL, match=r"has no scheme that outlive knows.*another package is known once"):
         outlive.open("drawer://here")
     installed("drawer_one", WORKING)
     with outlive.open("drawer://here") as store:

@@ -1,4 +1,4 @@
-"""An ordinary save to SQLite takes the straight road, and what is not ordinary ends as on the general one."""
+"""An ordinary save to SQLite takes the fast path, and what is not ordinary ends as on the general one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store(path):
 
 @pytest.fixture
 def thread(store):
-    """A thread with two checkpoints, the second of which was put on the straight road."""
+    """A thread with two checkpoints, the second of which was put on the fast path."""
     thread = store.thread("t")
     thread.save(STATE, id="a")
     thread.save(grown(1), id="b")
@@ -40,7 +40,7 @@ def thread(store):
 
 @pytest.fixture
 def decided(monkeypatch):
-    """The commits that the general road judges."""
+    """The commits that the general path judges."""
     commits = []
     decide = sqlite_backend.decide
 
@@ -62,7 +62,7 @@ def change(path, sql):
         assert db.total_changes()
 
 
-def test_only_the_first_save_of_a_thread_is_judged_by_the_general_road(store, decided):
+def test_only_the_first_save_of_a_thread_is_judged_by_the_general_path(store, decided):
     thread = store.thread("t")
     for count in range(30):
         thread.save(grown(count))
@@ -72,7 +72,7 @@ def test_only_the_first_save_of_a_thread_is_judged_by_the_general_road(store, de
     assert store.verify().problems == ()
 
 
-def test_steps_and_saves_of_a_run_take_the_straight_road(store, decided, path):
+def test_steps_and_saves_of_a_run_take_the_fast_path(store, decided, path):
     with store.run("t", run_id="r") as run:
         run.step("first", lambda: 1)
         run.save(STATE)
@@ -195,7 +195,7 @@ def test_damage_under_an_open_store_is_found_by_the_next_save(thread, path, dama
         thread.save(grown(2))
 
 
-def test_pending_writes_take_the_straight_road_too(thread, store, decided):
+def test_pending_writes_take_the_fast_path_too(thread, store, decided):
     thread.write("one", [("out", 1), ("log", "x" * 3000)])
     thread.write("two", [("out", 2)])
     thread.write("one", [("out", 3)])  # the first one stays

@@ -1,7 +1,7 @@
-"""The straight road of SQLite and the general one leave the same rows and give the same answers.
+"""The fast path of SQLite and the general one leave the same rows and give the same answers.
 
 Two backends on one file do a random sequence of commits, and two others the same sequence on
-another file, where every commit takes the general road.
+another file, where every commit takes the general path.
 """
 
 from __future__ import annotations
@@ -229,8 +229,8 @@ class Script:
 
 
 @pytest.fixture
-def straight_receipts(monkeypatch):
-    """The receipts of the straight road; of a group that is refused, more than are stored."""
+def fast_receipts(monkeypatch):
+    """The receipts of the fast path; of a group that is refused, more than are stored."""
     receipts = []
 
     def counted(*arguments):
@@ -244,27 +244,27 @@ def straight_receipts(monkeypatch):
 
 
 @pytest.mark.parametrize("number", range(60 if LONG else 2))
-def test_both_roads_leave_the_same_rows(tmp_path, monkeypatch, straight_receipts, number):
+def test_both_paths_leave_the_same_rows(tmp_path, monkeypatch, fast_receipts, number):
     seed = SEED * 1000 + number
     print(f"seed {seed}")
     script, chooser = Script(seed), random.Random(-seed)
-    straight, general = World(SQLiteBackend, tmp_path / "a.db"), World(GeneralRoad, tmp_path / "b.db")
+    fast, general = World(SQLiteBackend, tmp_path / "a.db"), World(GeneralRoad, tmp_path / "b.db")
     backend = 0
     for step in range(200 if LONG else 100):
         monkeypatch.setattr(time, "time_ns", lambda at=NOW + step * 300_000_000: at)
         backend = backend if chooser.random() < 0.7 else chooser.randrange(2)
         group = script.group()
-        assert straight.commit_all(backend, group) == general.commit_all(backend, group), (step, group)
+        assert fast.commit_all(backend, group) == general.commit_all(backend, group), (step, group)
         if chooser.random() < 0.03:
-            for world in (straight, general):
+            for world in (fast, general):
                 world.backends[backend].before_fork()  # closes the connection; what is known stays
         if step % 10 == 0:
             thread = chooser.choice(THREADS)
-            assert straight.read(1 - backend, thread) == general.read(1 - backend, thread), (step, group)
-            assert straight.rows() == general.rows(), (step, group)
-    assert straight.rows() == general.rows()
-    assert straight.problems() == general.problems()
-    assert len(straight_receipts) >= 10
-    assert sum(bool(receipt.entries) for receipt in straight_receipts) >= 3
-    for world in (straight, general):
+            assert fast.read(1 - backend, thread) == general.read(1 - backend, thread), (step, group)
+            assert fast.rows() == general.rows(), (step, group)
+    assert fast.rows() == general.rows()
+    assert fast.problems() == general.problems()
+    assert len(fast_receipts) >= 10
+    assert sum(bool(receipt.entries) for receipt in fast_receipts) >= 3
+    for world in (fast, general):
         world.close()

@@ -125,7 +125,7 @@ class _OfAFile(
 
 @pytest.mark.long_io_mode("async")
 class TestSQLiteInMemory(BackendContract if LONG else _OfAFile):
-    """Ordinary saves take the general road too: `TestSQLite` sends them on the straight one."""
+    """Ordinary saves take the general path too: `TestSQLite` sends them on the fast one."""
 
     @pytest.fixture
     def backend(self):

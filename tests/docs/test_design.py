@@ -50,9 +50,14 @@ def test_every_function_of_the_walks_exists(module, function):
     assert function in functions_of(module)
 
 
-def test_there_are_three_walks():
-    walks = TEXT.split("## Three walks", 1)[1].split("\n## ", 1)[0]
-    assert re.findall(r"^### (.*)$", walks, re.MULTILINE) == ["A save", "A recovery", "A failover"]
+def test_there_are_four_walks():
+    walks = TEXT.split("## Four walks", 1)[1].split("\n## ", 1)[0]
+    assert re.findall(r"^### (.*)$", walks, re.MULTILINE) == [
+        "A save",
+        "A recovery",
+        "A question",
+        "A failover",
+    ]
     assert len(STEPS) >= 30
 
 

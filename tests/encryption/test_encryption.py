@@ -231,7 +231,7 @@ def edit(inner, what, change, id="thread"):
             for pair, rows in table.pending.items()
         }
     elif what == "entry":
-        table.notes = {key: replace(row, body=change(row.body)) for key, row in table.notes.items()}
+        table.entries = {key: replace(row, body=change(row.body)) for key, row in table.entries.items()}
     elif what == "info":
         table.metadata = change(table.metadata)
     else:
@@ -293,8 +293,9 @@ def test_a_record_of_another_thread_or_tenant_is_refused(what, where):
     source, target = table_of(inner), table_of(inner, id, tenant)
     target.records, target.orders, target.pending = source.records, source.orders, source.pending
     target.metadata, target.chunks = source.metadata, source.chunks
-    target.notes = {
-        key: replace(note, body=next(iter(source.notes.values())).body) for key, note in target.notes.items()
+    target.entries = {
+        key: replace(note, body=next(iter(source.entries.values())).body)
+        for key, note in target.entries.items()
     }
     for (digest, name), data in list(inner._data.items()):
         if digest == source.key.digest:
@@ -623,7 +624,7 @@ def sealed_under(inner, tenant=""):
     for table in inner._tables.values():
         found |= {key_of(row.body) for row in table.records.values()}
         found |= {key_of(row.body) for rows in table.pending.values() for row in rows.values()}
-        found |= {key_of(row.body) for row in table.notes.values()}
+        found |= {key_of(row.body) for row in table.entries.values()}
         found |= {key_of(table.metadata)} if table.metadata else set()
     return found
 

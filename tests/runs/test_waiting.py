@@ -540,7 +540,7 @@ def test_an_ask_that_is_cancelled_waits_or_does_not(tmp_path):
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
 def test_a_block_that_is_left_while_a_branch_parks_ends_its_run(tmp_path, error):
-    """The parking is refused, because its question was answered in between: the run must not stay with nobody."""
+    """The suspension is refused, because its question was answered in between: the run must not stay with nobody."""
 
     async def main():
         url = f"sqlite:///{tmp_path}/a.db"

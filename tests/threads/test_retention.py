@@ -220,7 +220,7 @@ def test_the_newest_checkpoint_of_a_run_that_may_go_on_stays_with_its_writes_and
         run.complete()
     else:
         table = inner._tables[ThreadKey.of("", "t").digest]
-        table.notes["run", "r"] = replace(table.notes["run", "r"], status=status)
+        table.entries["run", "r"] = replace(table.entries["run", "r"], status=status)
     last = {item.id for item in store.thread("t").history(run="r", limit=1)}
     fill(store)
     swept = store.sweep(retain=outlive.Retain(keep_last=1))
@@ -234,7 +234,7 @@ def test_the_newest_checkpoint_of_a_run_that_may_go_on_stays_with_its_writes_and
     age(inner, 9 * DAY)
     swept = store.sweep(retain=outlive.Retain(ttl_s=DAY))
     assert (swept.ttl.threads, swept.kept) == (0, {"unfinished run": 1})
-    assert any(kind == "step" for kind, _ in inner._tables[ThreadKey.of("", "t").digest].notes)
+    assert any(kind == "step" for kind, _ in inner._tables[ThreadKey.of("", "t").digest].entries)
 
 
 def test_an_open_question_stays_until_it_has_an_answer():
@@ -366,7 +366,7 @@ def test_a_sweep_that_dies_at_any_call_loses_nothing_and_the_next_one_finishes(t
             }
         table = local._tables.get(sweeper._store._sweeper._key.digest)
         if table is not None:  # the dead sweeper's lease runs out
-            table.notes = {key: replace(note, until=0) for key, note in table.notes.items()}
+            table.entries = {key: replace(note, until=0) for key, note in table.entries.items()}
         after.sweep(retain=outlive.Retain(keep_last=2, ttl_s=DAY))
         after.sweep(
             retain=outlive.Retain(keep_last=2, ttl_s=DAY)

@@ -5,6 +5,7 @@ from outlive.backend.paging import (
     all_entries,
     all_records,
     all_threads,
+    each_entry,
     entry_pages,
     lineage,
     retry_stale,
@@ -63,6 +64,6 @@ __all__ = [
     "CheckpointKey", "CheckpointRecord", "Commit", "Cursor", "EntryCursor", "EntryQuery",
     "EntryRecord", "Fence", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
     "ReencryptedBodies", "Removal", "Reservation", "SoundChunks", "ThreadCursor", "ThreadKey", "ThreadQuery", "ThreadRecord", "Totals", "Unreserved", "Watch", "WriteRecord",
-    "all_entries", "all_records", "all_threads", "checksum", "commit", "entry_pages", "escape", "lineage",
+    "all_entries", "all_records", "all_threads", "checksum", "commit", "each_entry", "entry_pages", "escape", "lineage",
     "outcome_unknown", "reserved", "retry_stale", "shortest_timeout", "stamped", "thread_record", "tombstone_key", "unescape",
 ]  # fmt: skip

@@ -29,8 +29,8 @@ class Clock:
 def clock() -> Clock:
     """Return wall time, and a clock for leases that also counts while the machine is suspended.
 
-    Where the system does not name its boots, wall time is that clock. One that starts again unnoticed
-    would hold a lease of the last boot for as long as the machine was up before.
+    Where the system does not name its boots, wall time is that clock. One that starts again
+    unnoticed would hold a lease of the last boot for as long as the machine was up before.
     """
     now, boot = time.time_ns() // 1000, boot_id()
     return Clock(now, now if boot == _UNKNOWN else system.lease_clock_ns() // 1000, boot)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from outlive.backend.protocol import Backend, EntryQuery, HistoryQuery, ThreadQuery
 from outlive.backend.records import CheckpointRecord, EntryRecord, ThreadKey, ThreadRecord
-from outlive.errors import StaleBase
+from outlive.errors import DamagedEntry, StaleBase
 
 T = TypeVar("T")
 _ATTEMPTS = 8  # until deletions by others make the call fail
@@ -36,6 +36,33 @@ async def all_entries(
     """Return the entries of all pages."""
     pages = entry_pages(backend, query, timeout_s=timeout_s)
     return [entry async for page in pages for entry in page]
+
+
+async def each_entry(
+    backend: Backend, query: EntryQuery, *, timeout_s: float | None = None
+) -> AsyncIterator[tuple[ThreadKey, EntryRecord | DamagedEntry]]:
+    """Iterate over entries, page by page. A damaged entry hides no other: its error comes in its place."""
+    limit = query.limit
+    while True:
+        try:
+            page = await backend.entries(query, timeout_s=timeout_s)
+        except DamagedEntry as error:
+            if query.limit > 1:
+                query = replace(query, limit=query.limit // 2)  # smaller pages return the entries before it
+                continue
+            key = ThreadKey.of(query.tenant, error.thread or "")
+            place = (error.key, key.digest)
+            if place == query.after:
+                raise  # the backend does not continue after it
+            yield key, error
+            query = replace(query, after=place, limit=limit)
+            continue
+        for item in page:
+            yield item
+        if len(page) < query.limit:
+            return
+        thread, last = page[-1]
+        query = replace(query, after=(last.key, thread.digest))
 
 
 async def all_records(

@@ -72,7 +72,7 @@ generation, revision     the thread has exactly these                           
 expect_empty             no checkpoints; no writes on the new checkpoints           ThreadNotEmpty;
                                                                                     StaleBase
 expect_head              the head of the namespace has this id (None: no head)      HeadMoved
-metadata_version             the metadata has this version (0: never set)               MetadataMoved
+metadata_version         the metadata has this version (0: never set)               MetadataMoved
 EntryRecord.expect,      the stored entry has this rank; its lease has expired;     EntryHeld
 expect_lapsed, rank      its rank is not greater than that of the new one
 chunks                   chunks that are named without their bytes are stored       StaleBase
@@ -215,9 +215,10 @@ class Reservation(Protocol):
 class Backend(Protocol):
     """A store of records. `commit_all` and `read` should be one round trip.
 
-    `timeout_s` limits the time of a call; None means the timeout that the store was opened with.
-    A call raises StoreBusy when others kept the store busy for so long, StoreUnavailable when it
-    cannot be reached, StoreClosed after `close`, and Corrupt for bytes that are not what was stored.
+    `timeout_s` limits the time of a call; None means the timeout that the store was opened with. A
+    call raises StoreBusy when others kept the store busy for so long, StoreUnavailable when it
+    cannot be reached, StoreClosed after `close`, and Corrupt for bytes that are not what was
+    stored.
     """
 
     name: str  # of the backend, without "+": a pair is called "sqlite+redis"
@@ -332,13 +333,12 @@ class Backend(Protocol):
     async def facts(self) -> dict[str, object]:
         """Return what operators ask about the store, for `outlive doctor`; what is not known is left out.
 
-        backend         the name of the backend
-        engine          the server with its version, or the library: "PostgreSQL 17.2"
-        location        where the records are: a path, "schema agents", "prefix 'outlive:'"
-        format          the version of the stored format; `format_written` is the one of this outlive
-        settings        those that decide how durable a save is, by the names of the engine
-        file_bytes      the size of the file; `unused_bytes` of it are free pages
-        lease_clock_us  the moment by the clock that times leases; required, like `backend`
+        backend         the name of the backend engine          the server with its version, or the
+        library: "PostgreSQL 17.2" location        where the records are: a path, "schema agents",
+        "prefix 'outlive:'" format          the version of the stored format; `format_written` is
+        the one of this outlive settings        those that decide how durable a save is, by the
+        names of the engine file_bytes      the size of the file; `unused_bytes` of it are free
+        pages lease_clock_us  the moment by the clock that times leases; required, like `backend`
         lease_clock     the id of that clock, if it is one of this machine and not of a server
         """
         ...

@@ -165,10 +165,10 @@ class EntryRecord:
     clock of the store, and `clock` names that clock: a lease by another one (an earlier boot of the
     machine) has expired. With `clock=WALL` the entry ends at a wall time instead, and a restart of
     the machine does not end it: `lease_s` sets `until` to that many seconds from now, without
-    `lease_s` the given `until` is stored. `expect` and `expect_lapsed` are conditions on the stored entry: its rank
-    (ABSENT: there is none), and that its lease has expired. A commit that brings exactly the stored
-    entry is done already, whatever its conditions. `body=None` keeps the stored body, and the
-    status unless it has one.
+    `lease_s` the given `until` is stored. `expect` and `expect_lapsed` are conditions on the stored
+    entry: its rank (ABSENT: there is none), and that its lease has expired. A commit that brings
+    exactly the stored entry is done already, whatever its conditions. `body=None` keeps the stored
+    body, and the status unless it has one.
     """
 
     kind: str
@@ -256,7 +256,8 @@ class Commit:
     token: bytes = field(default_factory=partial(os.urandom, 8))
     # A backend calls it once it will do every later commit after this one.
     on_queued: Callable[[], None] | None = None
-    # How long a backend may wait for others that share the transaction: the caller expects one soon.
+    # How long a backend may wait for others that share the transaction: the caller expects one
+    # soon.
     linger_s: float = 0.0
 
     @property

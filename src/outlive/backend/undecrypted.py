@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from outlive.errors import KeyMissing, NewerFormat, OutliveError, PlainRecord, Undecryptable
 
-# The id of the key follows `NO_KEY`; the format of the record and the newest known one follow `NEWER`.
+# The id of the key follows `NO_KEY`; the format of the record and the newest known one follow
+# `NEWER`.
 MARK = b"\xc1"
 BROKEN, PLAIN, NO_KEY, NEWER = (MARK + why for why in (b"broken", b"plain", b"key ", b"newer "))
 

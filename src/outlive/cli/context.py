@@ -1,7 +1,7 @@
 """One call of the program: the store that it uses, and how it prints its answer.
 
-Every command is a function whose first argument is the call. It answers once, with items for `--json`
-and a function that shows the same items to people.
+Every command is a function whose first argument is the call. It answers once, with items for
+`--json` and a function that shows the same items to people.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class Call:
     ) -> Iterator[OpenedStore]:
         """Open the store for this command.
 
-        `creates`: one that does not exist is created, unless it is of a pair. `takes_over`: the primary may be
-        unreachable or empty.
+        `creates`: one that does not exist is created, unless it is of a pair. `takes_over`: the
+        primary may be unreachable or empty.
         """
         from outlive.cli.stores import open_store
 

@@ -3,8 +3,8 @@
     python -m outlive.cli.demo_agent work URL RUN SIGNAL    start a run, and send itself SIGNAL in the third step
     python -m outlive.cli.demo_agent recover URL            resume that run
 
-It needs no network: its tools make up a text. SIGKILL ends a process at once; SIGSTOP stops it until
-SIGCONT, as a virtual machine is paused.
+It needs no network: its tools make up a text. SIGKILL ends a process at once; SIGSTOP stops it
+until SIGCONT, as a virtual machine is paused.
 """
 
 from __future__ import annotations

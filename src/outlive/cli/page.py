@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 # Threads
 
 
-def thread_items(store: OpenedStore, page: Iterable[ThreadInfo]) -> list[dict[str, Any]]:
-    """Return threads, each with the run that saved its newest checkpoint."""
+def thread_items(store: OpenedStore, page: Iterable[ThreadInfo], damage: list[str]) -> list[dict[str, Any]]:
+    """Return threads, each with the run that saved its newest checkpoint; `damage` gets why one cannot be read."""
     clock = LeaseClock.of(store)
-    return [thread_item(info, run_of_head(store, info, clock)) for info in page]
+    return [thread_item(info, run_of_head(store, info, clock, damage)) for info in page]
 
 
 # Checkpoints

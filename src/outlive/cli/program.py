@@ -20,7 +20,8 @@ from outlive.cli.context import FINDINGS, FORMAT, OK, STORE, USAGE, Declined, Ou
 from outlive.errors import CallerError, OutliveError
 from outlive.view.escape import escape_json, escape_terminal
 
-# All commands in the order of the help: name → module (imported when the command is called) and help.
+# All commands in the order of the help: name → module (imported when the command is called) and
+# help.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Threads": {
         "ls": ("threads", "List threads."),

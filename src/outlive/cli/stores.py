@@ -88,7 +88,8 @@ def open_store(
     """
     if not create:
         options = pair_options(url, options, takes_over=takes_over, needs_key=needs_key)
-    # Inspecting a pair has shown that both stores exist, or that the one that is missing may be filled.
+    # Inspecting a pair has shown that both stores exist, or that the one that is missing may be
+    # filled.
     options = {**options, "create": create or "secondary" in options}
     with _open(url, options, None if knows_types else OpaqueCodec(), needs_key) as store:
         _check_encrypted(store, options.get("key"))

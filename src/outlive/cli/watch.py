@@ -1,8 +1,9 @@
 """Answers with a list, once or with --watch until Ctrl-C.
 
-A list that is watched is read again every second. At a terminal it is drawn over itself. Into a pipe, and with --json,
-only what changed is printed: a line for every item that appeared (+), changed (~) or disappeared (-). Fields that
-change by the passing of time, such as what is left of a lease, are no change.
+A list that is watched is read again every second. At a terminal it is drawn over itself. Into a
+pipe, and with --json, only what changed is printed: a line for every item that appeared (+),
+changed (~) or disappeared (-). Fields that change by the passing of time, such as what is left of a
+lease, are no change.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """How objects of a data class are taken apart, and put together again without running its code.
 
-A data class is a dataclass, a pydantic model (of version 2 or `pydantic.v1`), a `msgspec.Struct`, an
-attrs class, a namedtuple, an Enum, or a subclass of a built-in type. An object is stored as its
+A data class is a dataclass, a pydantic model (of version 2 or `pydantic.v1`), a `msgspec.Struct`,
+an attrs class, a namedtuple, an Enum, or a subclass of a built-in type. An object is stored as its
 fields. It is restored, not made: neither `__new__` nor `__init__`, neither `__post_init__` nor a
-validator of the class is called, and no property or `__setattr__` of it. What may run is a default: a field that the class has got
-since takes its default or the result of its default factory.
+validator of the class is called, and no property or `__setattr__` of it. What may run is a default:
+a field that the class has got since takes its default or the result of its default factory.
 
 Stored bytes are hostile. They choose the values of fields, as they do for every dict, and nothing
 else.
@@ -320,8 +320,9 @@ def _struct(cls: Any) -> Anatomy:
     fields = _Fields(cls, cls.__struct_fields__, defaults)
     make = cls
     if "__post_init__" in _names(cls):
-        # Only msgspec can make a Struct, and it calls __post_init__. So an object of a class with the
-        # same layout, in which that method does nothing, is made, and then becomes one of this class.
+        # Only msgspec can make a Struct, and it calls __post_init__. So an object of a class with
+        # the same layout, in which that method does nothing, is made, and then becomes one of this
+        # class.
         config = cls.__struct_config__
         inherited = {name for base in cls.__bases__ for name in getattr(base, "__struct_fields__", ())}
         make = msgspec.defstruct(

@@ -265,7 +265,7 @@ def may_hold_bytes(data: bytes) -> bool:
 
 
 class _Walk:
-    """The slow, exact road: rebuilds a value from what msgpack has, and knows where it is."""
+    """The slow, exact way: rebuilds a value from what msgpack has, and knows where it is."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec

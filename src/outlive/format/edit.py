@@ -1,10 +1,10 @@
 """What an edited text has in common with the text before. Pure, no I/O.
 
 Most edits leave a common beginning and a common end. What is between them is searched by probes: a
-few bytes from the middle of the new text are looked up in the old one, and a hit is extended in both
-directions. That finds several edits in one text, and text that moved because a length before it
-changed. All comparisons are native, and the time is bounded by PROBES lookups. They search far only
-once something in common is found: a text that was replaced costs a few lookups of NEAR bytes.
+few bytes from the middle of the new text are looked up in the old one, and a hit is extended in
+both directions. That finds several edits in one text, and text that moved because a length before
+it changed. All comparisons are native, and the time is bounded by PROBES lookups. They search far
+only once something in common is found: a text that was replaced costs a few lookups of NEAR bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Gap = tuple[int, int, int, int]  # (from, to) in the new bytes, (from, to) in th
 def find_common(new: bytes, old: bytes, gap: Gap, *, joins: bool = False) -> list[Match]:
     """Return the ranges of a gap that both texts have, in order.
 
-    With `joins`, what is around the gap is common too, so that even a short beginning or end counts.
+    With `joins`, what is around the gap is common too, so that even a short beginning or end
+    counts.
     """
     matches: list[Match] = []
     low, high, old_low, old_high = gap
@@ -35,7 +36,8 @@ def find_common(new: bytes, old: bytes, gap: Gap, *, joins: bool = False) -> lis
     for length, start, offset in ((head, low, old_low), (tail, high - tail, old_high - tail)):
         if length >= WORTH or (joins and length):
             matches.append((start, length, offset))
-    # 2. Probes between them.
+    # 2. Probes between them. A match splits its gap in two, which are searched in turn; a gap without
+    #    a match is new. All gaps share the budget of probes, so the time is bounded.
     gaps, probes = [(low + head, high - tail, old_low + head, old_high - tail)], PROBES
     reach = _FAR if max(head, tail) >= WORTH else _NEAR
     while gaps:
@@ -46,7 +48,7 @@ def find_common(new: bytes, old: bytes, gap: Gap, *, joins: bool = False) -> lis
             probes -= 1
             match = _probe(new, old, gap, gap[0] + (gap[1] - gap[0] - _PROBE) * eighths // 8, reach)
             if match is not None:
-                reach = _FAR
+                reach = _FAR  # an edited text, not another one
                 start, length, offset = match
                 matches.append(match)
                 gaps.append((gap[0], start, gap[2], offset))
@@ -84,7 +86,10 @@ def _probe(new: bytes, old: bytes, gap: Gap, at: int, reach: int) -> Match | Non
 
 
 def _common_start(new: bytes, at: int, old: bytes, old_at: int, limit: int) -> int:
-    """Return how many bytes after `at` are those after `old_at`, `limit` at most."""
+    """Return how many bytes after `at` are those after `old_at`, `limit` at most.
+
+    Steps that grow find where the difference is, steps that shrink find the byte.
+    """
     view, same, step = memoryview(old), 0, 512
     while same < limit and step:
         size = min(step, limit - same)
@@ -97,7 +102,7 @@ def _common_start(new: bytes, at: int, old: bytes, old_at: int, limit: int) -> i
 
 
 def _common_end(new: bytes, at: int, old: bytes, old_at: int, limit: int) -> int:
-    """Return how many bytes before `at` are those before `old_at`, `limit` at most."""
+    """Return how many bytes before `at` are those before `old_at`, `limit` at most: as `_common_start`."""
     view, same, step = memoryview(old), 0, 512
     while same < limit and step:
         size = min(step, limit - same)

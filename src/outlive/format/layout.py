@@ -1,11 +1,11 @@
 """Layouts: how a stream is put together from ranges of chunks. Pure, no I/O.
 
 A layout is a list of literal bytes and spans. A span names its chunk by position in a list of names
-that is stored beside the layout. A text that is edited again and again has hundreds of spans, most of
-them as in the checkpoint before. To repeat them in each checkpoint would cost more than the edits.
-So the first chunk of a list may be a *composite*: a chunk that has a layout of the chunks after it,
-and stands for the bytes which that layout makes. Spans with the number COMPOSITE are ranges of those
-bytes. A composite has spans alone, no text, and is never made of another one.
+that is stored beside the layout. A text that is edited again and again has hundreds of spans, most
+of them as in the checkpoint before. To repeat them in each checkpoint would cost more than the
+edits. So the first chunk of a list may be a *composite*: a chunk that has a layout of the chunks
+after it, and stands for the bytes which that layout makes. Spans with the number COMPOSITE are
+ranges of those bytes. A composite has spans alone, no text, and is never made of another one.
 """
 
 from __future__ import annotations

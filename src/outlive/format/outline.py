@@ -1,10 +1,10 @@
 """A state whose writer knows what has not changed. Pure, no I/O.
 
-An outline is a dict of fields that changes every time and, under one key, a dict of values, each with
-a version. A value whose version is that of the base keeps its bytes: it is not packed, compared or
-even looked at. The rest is cut by size: what is small is packed into one stretch of the stream, and
-what is large is split against its predecessor (`splitter.py`). Put together, the stream is that of
-a plain dict, so it is read like any other state.
+An outline is a dict of fields that changes every time and, under one key, a dict of values, each
+with a version. A value whose version is that of the base keeps its bytes: it is not packed,
+compared or even looked at. The rest is cut by size: what is small is packed into one stretch of the
+stream, and what is large is split against its predecessor (`splitter.py`). Put together, the stream
+is that of a plain dict, so it is read like any other state.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ class SplitOutline(SplitState):
 class Outline:
     """A state of fields and versioned values.
 
-    `id` names it, and `base` the outline to which `versions` and `changed` refer: a value that is not
-    in `changed`, and has the version that the base has, is the same as there. `prepare` turns a value
-    into what is stored, and is called for those alone that are not kept. `form` says what it makes of
-    them: a value that has another form in the base (it was not encrypted there) is not kept.
+    `id` names it, and `base` the outline to which `versions` and `changed` refer: a value that is
+    not in `changed`, and has the version that the base has, is the same as there. `prepare` turns a
+    value into what is stored, and is called for those alone that are not kept. `form` says what it
+    makes of them: a value that has another form in the base (it was not encrypted there) is not
+    kept.
     """
 
     id: str

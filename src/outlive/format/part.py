@@ -31,8 +31,8 @@ class Part:
     def __init__(
         self, data: bytes, ends: list[int], marks: list[int] | None = None, *, start: int = 0
     ) -> None:
-        # (beginning, where in it the part starts, rest); None: see `forget_packed`. Cutting off what
-        # is before the start would copy the bytes.
+        # (beginning, where in it the part starts, rest); None: see `forget_packed`. Cutting off
+        # what is before the start would copy the bytes.
         self._bytes: tuple[bytes, int, bytes] | None = (data, start, b"")
         self.ends = ends  # the offsets after each piece: where the part may be cut
         # How many elements of the container are before each of these.
@@ -185,7 +185,7 @@ class Alignment:
         return self._assemble(old, head, tail)
 
     def _grown(self, old: Part) -> Part:
-        """The old run, and more at the end: by far the most common."""
+        """Return the old run with more at its end: by far the most common."""
         part = Part(self._data, list(old.ends), list(old.marks), start=self._start)
         part.kept = [(0, old.size, old, 0)] if old.size else []
         part = self._finish(part, old, self._elements[part.marks[-1] if part.marks else 0 :])
@@ -193,7 +193,7 @@ class Alignment:
         return part
 
     def _shifted(self, old: Part) -> Part | None:
-        """A sliding window: the old run without its first elements, and more at the end."""
+        """Return a window that moved on: the old run without its first elements, and more at its end; None if it is none."""
         if not self._elements:
             return None
         first = self._packer.pack_run(self._elements[:1], self._is_dict)
@@ -289,6 +289,7 @@ def _before_tail(old: Part, tail: int) -> tuple[int, int]:
 
 
 def _leftovers(old: Part, kept: list[tuple[int, int, Part, int]]) -> dict[bytes, int]:
+    """Return the pieces of the old run that are not kept yet, and where each is."""
     used = [(offset, offset + length) for _, length, _, offset in kept]
     if used == [(0, old.size)]:
         return {}

@@ -6,8 +6,8 @@ names the old ranges and puts what is new into one new chunk. Appending without 
 short span per save, so short neighbours at the end of a run are merged like the levels of a
 log-structured store: when the last FAN of them are of one level or below, they are written again as
 one. So each byte is rewritten log_FAN(n) times at most, and a list that grew in a thousand steps is
-a dozen spans. A large piece gets a chunk of its own and is never rewritten. Apart from large pieces
-a checkpoint never lists more than MAX_SPANS spans.
+a few dozen spans. A large piece gets a chunk of its own and is never rewritten. Apart from large
+pieces a checkpoint never lists more than MAX_SPANS spans.
 
 A text that is edited in the middle is spans of the old text around the new bytes. When a checkpoint
 would list too many of them, its layout becomes a composite (`layout.py`), which later checkpoints
@@ -83,6 +83,8 @@ class Plan:
 
 def plan_chunks(codec: Codec, namer: Namer, pieces: SplitState, old: SplitState | None) -> Plan:
     """Decide how to store `pieces`, whose kept ranges point into the parts of `old`."""
+    # By far the most states are too small to be cut: no ranges are needed, unless the state is the
+    # old one again and can share its chunk.
     if pieces.root is None and pieces.size < SPLIT:
         raw = pieces.parts[0].cut(0, pieces.size)
         if old is None or old.size != pieces.size or not old.parts[0].starts(raw, 0):
@@ -91,12 +93,15 @@ def plan_chunks(codec: Codec, namer: Namer, pieces: SplitState, old: SplitState 
     if old is not None:
         _adopt(pieces, old)
     ranges = [range_ for part in pieces.parts for range_ in ranges_of(part)]
-    # 2. Choose what is written again although it is stored, to keep the number of spans small.
+    # 2. Choose what is written again although it is stored, to keep the number of spans small. `cap`
+    #    limits the bytes of a new chunk; it grows with the state, so that few chunks hold all of it.
     cap = min(MAX_RAW // 2, max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2)))
     _merge_tails(ranges, cap)
     composites = {range_.chunk for range_ in ranges if isinstance(range_.chunk, Composite)}
     folds = len(ranges) > MAX_SPANS or (bool(composites) and _is_wasteful(ranges, composites))
     if folds:
+        # The composite is made again from spans of chunks alone: composites do not nest. If that
+        # leaves few enough spans, none is needed.
         ranges, composites = decompose(ranges), set()
         most = max(MAX_SPANS, min(MAX_COMPOSED, pieces.size // COMPOSED_BYTES))
         limit_spans(ranges, most, most * 3 // 4)
@@ -110,7 +115,8 @@ def plan_chunks(codec: Codec, namer: Namer, pieces: SplitState, old: SplitState 
     if any(range_.length >= LARGE for range_ in ranges if range_.chunk is None):
         ranges = _divide(ranges, cap)
     chunks = _build(codec, namer, ranges, cap)
-    # 5. List the spans of the whole stream in order.
+    # 5. List the spans of the whole stream in order. Nothing is stored yet, and no part knows of the
+    #    plan: a crash or a refusal leaves the base as it is.
     plan = _lay_out(codec, pieces, ranges, chunks, *composites)
     return _fold(namer, plan) if folds else plan
 
@@ -179,9 +185,13 @@ def _merge_tails(ranges: list[Range], cap: int) -> None:
 
 
 def _merge_from(ranges: list[Range], index: int, cap: int) -> int:
+    """Return the first of the ranges that are written again together with the new one at `index`."""
     part, first, total = ranges[index].part, index, ranges[index].length
     cap = min(cap, part.size // 2)  # half of a run is not written again for what was appended
     while True:
+        # Look back over neighbours of the same level or below. Fewer than FAN, with the new one,
+        # stay as they are; more become one range, which may be of the next level and complete FAN
+        # of those.
         height, reach, joined = level(total), first, total
         while reach > 0 and _merges(ranges[reach - 1], part, height):
             if joined + ranges[reach - 1].length > cap:
@@ -199,6 +209,8 @@ def _merges(range_: Range, part: Part, height: int) -> bool:
 
 def _choose_inline(ranges: list[Range]) -> None:
     """Put short new stretches, and all that is shorter than a span, into the checkpoint itself."""
+    # 1. Gather the stretches that are written. A stored range shorter than its span is written too,
+    #    unless it joins a neighbour, which makes its span free.
     stretches: list[list[Range]] = [[]]  # neighbours that are written
     for index, range_ in enumerate(ranges):
         if range_.length <= SPAN_COST and range_.chunk is not None and not _joins(ranges, index):
@@ -207,6 +219,8 @@ def _choose_inline(ranges: list[Range]) -> None:
             stretches[-1].append(range_)
         elif stretches[-1]:
             stretches.append([])
+    # 2. Inline the short ones. If they are many, only the shortest: later checkpoints would repeat
+    #    them all.
     sizes = [sum([range_.length for range_ in stretch]) for stretch in stretches]
     limit = INLINE if sum([size for size in sizes if size < INLINE]) < INLINE_SUM else SPAN_COST
     for size, stretch in zip(sizes, stretches, strict=True):
@@ -235,15 +249,18 @@ def _divide(ranges: list[Range], cap: int) -> list[Range]:
 
 
 def _divided(range_: Range, cap: int) -> list[Range]:
+    """Cut a new range at the cuts of its part: large pieces alone, the others in stretches of up to `cap`."""
     part, start, stop = range_.part, range_.start, range_.start + range_.length
     ranges, begin, last = [], start, start
     inner = part.ends[bisect_right(part.ends, start) : bisect_left(part.ends, stop)]
     for end in (*inner, stop):
         if end - last >= LARGE or end - begin > cap:
+            # The stretch before this piece ends here.
             if last > begin:
                 ranges.append(Range(part, begin, last - begin))
             begin = last
         if end - last >= LARGE:
+            # A large piece has chunks of its own, several if it is larger than a chunk may be.
             step = MAX_RAW // 2
             ranges += [Range(part, at, min(step, end - at)) for at in range(last, end, step)]
             begin = end
@@ -291,6 +308,11 @@ def _lay_out(
     chunks: dict[bytes, bytes],
     composite: Composite | None = None,
 ) -> Plan:
+    """List the spans of the checkpoint, and those of each part for the next plan.
+
+    The two differ: a span of the checkpoint may reach over several parts.
+    """
+    # The names of a composite come first, because its ranges are numbered from there (`layout.py`).
     names = (composite.name, *composite.names) if composite is not None else ()
     index: dict[bytes, int] = {name: number for number, name in enumerate(names)}
     layout: Layout = []
@@ -304,11 +326,13 @@ def _lay_out(
             places.append((part, spans))
         name, offset, length = range_.chunk, range_.offset, range_.length
         if not name:
+            # Inline: the bytes themselves, joined with inline bytes before them.
             spans.append((INLINED, 0, length))
             _append_inline(layout, bytes(_bytes(codec, range_)))
             last = _NONE
             continue
         number = index.setdefault(name, len(index)) if type(name) is bytes else COMPOSITE
+        # It continues the span before it in the same chunk: one span. Otherwise a span of its own.
         if number == last and offset == end:
             end += length
             layout[-1] = (number, begin, end - begin)
@@ -334,6 +358,7 @@ def _append_inline(layout: Layout, data: bytes) -> None:
 
 def place(pieces: SplitState, layout: Layout, names: Sequence[bytes], composite: Composite | None) -> None:
     """Tell the parts of a state that was read back where they are stored."""
+    # The spans of the stream, the next one last; each part takes its bytes from there.
     spans: list[StoredSpan] = []
     for item in reversed(layout):
         if type(item) is bytes:

@@ -208,9 +208,10 @@ def register(
 ) -> Any:
     """Allow a type to be stored, under a tag of your own; also usable as a class decorator.
 
-    Without `tag`, it is the module and the qualified name of the class: give one if either may change.
-    `upgrade={1: fn}`: `fn` takes the stored fields of version 1 and returns those of version 2.
-    Raises BadArgument when the tag belongs to another type or the type needs encode= and decode=.
+    Without `tag`, it is the module and the qualified name of the class: give one if either may
+    change. `upgrade={1: fn}`: `fn` takes the stored fields of version 1 and returns those of
+    version 2. Raises BadArgument when the tag belongs to another type or the type needs encode= and
+    decode=.
     """
 
     def add(cls: type) -> type:

@@ -67,17 +67,23 @@ class Growing:
 
 @dataclass(slots=True)
 class ElementRun:
+    """Neighbouring elements of a container, in one part. (No run of an agent.)"""
+
     part: Part
     count: int
 
 
 @dataclass(slots=True)
 class Leaf:
+    """A large str or bytes, or a value that an adapter has packed, alone in its part."""
+
     part: Part
 
 
 @dataclass(slots=True)
 class Child:
+    """An element of a container that is itself split."""
+
     key: Any  # of a dict; None in a list
     lead: bytes  # the packed key
     node: Leaf | Branch
@@ -85,6 +91,8 @@ class Child:
 
 @dataclass(slots=True)
 class Branch:
+    """A container that is split: runs of its elements, and children between them."""
+
     wraps: Wraps
     is_dict: bool
     count: int
@@ -199,18 +207,21 @@ class Splitter:
             value = reduced[2]
 
     def _leaf(self, value: str | bytes, old: Node | None) -> bytes | Leaf:
+        # 1. The very same object as before, at this place or at another one: nothing is packed.
         if isinstance(old, Leaf) and old.part.leaf is value:  # the usual case: the very same object
             self.leaves[id(value)] = old.part
             return old
         known = self._old.leaves.get(id(value)) if self._old else None
         if known is None and isinstance(old, Leaf):
             known = old.part
-        # `is` first: comparing 20 MB takes milliseconds.
+        # 2. An equal one, which a program may have read again. (`is` first: comparing 20 MB takes
+        #    milliseconds.)
         if known is not None and (
             known.leaf is value or (type(known.leaf) is type(value) and known.leaf == value)
         ):
             part = known
         else:
+            # 3. Another one: it shares what an edit has left of the text that was here.
             data = self._codec.pack(value)
             part = Part(data, [len(data)])
             if data[0] in _STR_OR_BIN:
@@ -246,7 +257,7 @@ class Splitter:
                 stop = len(entries) if index == len(old.items) - 1 else at + item.count
                 if stop > len(entries):
                     raise LayoutChanged
-                items.append(self._rerun(entries[at:stop], item, is_dict, limit))
+                items.append(self._follow_run(entries[at:stop], item, is_dict, limit))
                 at = stop
                 continue
             # A child is at the same position, under the same key, and still large enough to be
@@ -280,7 +291,7 @@ class Splitter:
         alignment = Alignment(self, run, False, limit, data, start, len(data) - start)
         return [*old.items[:-1], ElementRun(alignment.align(last.part, follows_old=True), len(run))]
 
-    def _rerun(self, elements: list[Any], run: ElementRun, is_dict: bool, limit: int) -> ElementRun:
+    def _follow_run(self, elements: list[Any], run: ElementRun, is_dict: bool, limit: int) -> ElementRun:
         """Pack a run and find what it shares with the old one."""
         old = run.part
         # 1. Pack all of it: native code packs faster than Python can ask what has changed.
@@ -312,10 +323,12 @@ class Splitter:
         save, which takes longer than packing. When all of the old run is there, only what follows
         it is returned.
         """
+        # `at`: bytes of the old run that are there; `cuts`, `done`: pieces and elements of these.
         at = cuts = done = 0
         while cuts < len(old.ends):
             cuts = max(cuts + 1, bisect_right(old.ends, at + SEGMENT))
             data, start, _ = self._pack_whole(elements[done : old.marks[cuts - 1]], is_dict)
+            # The first segment that differs ends the comparison: what follows is packed at once.
             if not old.has(memoryview(data)[start:], at, old.ends[cuts - 1]):
                 break
             at, done = old.ends[cuts - 1], old.marks[cuts - 1]
@@ -375,6 +388,7 @@ class Splitter:
     def _split_elements(
         self, entries: list[Any], is_dict: bool, limit: int, hints: dict[Any, Node]
     ) -> list[ElementRun | Child]:
+        """Pack elements one by one: those that stay whole gather in runs, each other one is a child."""
         items: list[ElementRun | Child] = []
         pieces: list[bytes] = []
         holds_bytes = False
@@ -388,11 +402,11 @@ class Splitter:
                 pieces.append(self._codec.pack(key) + node if is_dict else node)
                 continue
             if pieces:
-                items.append(_run(pieces, holds_bytes))
+                items.append(_element_run(pieces, holds_bytes))
                 pieces, holds_bytes = [], False
             items.append(Child(key, self._codec.pack(key), node) if is_dict else Child(None, b"", node))
         if pieces:
-            items.append(_run(pieces, holds_bytes))
+            items.append(_element_run(pieces, holds_bytes))
         return items
 
 
@@ -411,7 +425,7 @@ def _worth(branch: Branch) -> bool:
     return sum(end - start >= BIG for ends in cuts for start, end in zip([0, *ends], ends, strict=False)) > 1
 
 
-def _run(pieces: list[bytes], holds_bytes: bool) -> ElementRun:
+def _element_run(pieces: list[bytes], holds_bytes: bool) -> ElementRun:
     ends, marks, at = [], [], 0
     tiny = len(pieces) > GROUP and sum(map(len, pieces)) < TINY * len(pieces)
     for index, piece in enumerate(pieces, 1):
@@ -467,7 +481,7 @@ def _match_part(part: Part, places: dict[bytes, tuple[Part, int]]) -> None:
 
 def gather(pieces: list[bytes], old: list[Part]) -> Part:
     """Return a part of these pieces, which keeps those that old parts have."""
-    part = _run(pieces, holds_bytes=False).part
+    part = _element_run(pieces, holds_bytes=False).part
     _match_part(part, _places(old))
     return part
 
@@ -509,6 +523,8 @@ def emit(node: Node, nested: int = 0) -> list[bytes | Part]:
         else:
             out.append(item.lead)
             out.extend(emit(item.node, nested))
+    # The headers of the extensions around it say its length, so they come last, from the inside
+    # out.
     size = sum([part.size if isinstance(part, Part) else len(part) for part in out]) if node.wraps else 0
     for code, lead in reversed(node.wraps):
         size += len(lead)

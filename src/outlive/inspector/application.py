@@ -72,8 +72,9 @@ def app(
     hosts:   the names that `Host` may have (default: the program that mounts it checks them)
     token:   a secret that must be in the address of the first request, `?token=...`; it becomes a cookie
 
-    The store stays open when the app ends, and is not changed unless `write`. Mounted without a token, everybody
-    who reaches the app sees the store: put it after your own login. Raises BadArgument for an async store.
+    The store stays open when the app ends, and is not changed unless `write`. Mounted without a
+    token, everybody who reaches the app sees the store: put it after your own login. Raises
+    BadArgument for an async store.
     """
     if not isinstance(store, Store):
         raise BadArgument(
@@ -165,7 +166,8 @@ def _health(request: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
-# What went wrong. Messages of errors go to the page, never to a log: they may have parts of a state.
+# What went wrong. Messages of errors go to the page, never to a log: they may have parts of a
+# state.
 
 
 def _explain(site: Site, request: Request, error: Exception) -> Response:

@@ -76,7 +76,8 @@ class Guard:
         return None
 
     def _allows_origin(self, scope: Scope) -> bool:
-        # A form of our own has the origin "null", since our pages send no referrer; then the browser says so.
+        # A form of our own has the origin "null", since our pages send no referrer; then the
+        # browser says so.
         origin = _header(scope, b"origin")
         if self._hosts is None or not origin or _header(scope, b"sec-fetch-site") == "same-origin":
             return True

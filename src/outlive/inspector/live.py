@@ -92,7 +92,7 @@ class Live:
             newest = next(iter(store.threads(order="updated", limit=1)), None)
             return {"mark": "" if newest is None else newest.cursor}
         clean = self._site.access.redaction.clean  # or marks would tell of hidden values to who guesses them
-        groups, questions = clean(group_runs(self._site)), clean(open_questions(self._site))
+        groups, questions = clean(group_runs(self._site, [])), clean(open_questions(self._site, []))
         settled = [
             {key: value for key, value in item.items() if key not in _VOLATILE}
             for items in groups.values()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from outlive.errors import BadArgument, RunMissing
 from outlive.inspector.access import MAX_STATE_BYTES
 from outlive.inspector.site import Site
+from outlive.runs.questions import check_readable
 from outlive.view.graph import read_graph
 from outlive.view.redaction import HIDDEN
 from outlive.view.units import format_size
@@ -46,6 +47,7 @@ def find_question(site: Site, form: Form) -> QuestionInfo:
     listed = site.store.questions(status=None, thread=form.get("thread") or None, events=True)
     for question in listed:
         if (question.run, question.name) == (form.get("run"), form.get("name")):
+            check_readable(question)
             return question
     raise BadArgument(f"run {form.get('run', '')!r} has not asked {form.get('name', '')!r}")
 

@@ -22,7 +22,8 @@ __all__ = ["Metrics", "Spans", "metrics", "spans"]
 def spans(tracer: Any = None) -> Spans:
     """Return a function for `on_event` that traces runs, steps, saves and loads.
 
-    `tracer` is a Tracer of OpenTelemetry (default: that of the global provider). Raises ExtraMissing.
+    `tracer` is a Tracer of OpenTelemetry (default: that of the global provider). Raises
+    ExtraMissing.
     """
     return Spans(tracer)
 

@@ -1,7 +1,7 @@
 """Events as counters and histograms, and gauges that ask the store when they are collected.
 
-No attribute is the id of a thread, run or checkpoint: their number has no limit. While a store cannot
-be reached its gauges have no value.
+No attribute is the id of a thread, run or checkpoint: their number has no limit. While a store
+cannot be reached its gauges have no value.
 
 A meter has each instrument once, however many stores are observed: OpenTelemetry keeps one of two
 instruments with the same name, and of two observations with the same attributes the last. So the
@@ -75,8 +75,9 @@ class Metrics:
     def observe(self, store: Store | AsyncStore, *, name: str | None = None) -> None:
         """Add gauges of what the store has: runs by status, dead runs, open questions, and the age of the oldest.
 
-        Every collection asks the store. A store that was closed is not asked any more. The attribute `outlive.store` is
-        `name` (default: the URL of the store, without secrets). Two stores of one URL and tenant are observed as one.
+        Every collection asks the store. A store that was closed is not asked any more. The
+        attribute `outlive.store` is `name` (default: the URL of the store, without secrets). Two
+        stores of one URL and tenant are observed as one.
         """
         if not isinstance(store, Store) and (
             not isinstance(store, AsyncStore) or store._sync_sibling is None

@@ -1,8 +1,8 @@
 """The context inside a span of ours, which ends with the span in every thread and task.
 
-OpenTelemetry makes a context current by a token, which only the context that got it may give back. A
-run may end in another thread or task than it began in, which cannot change what is current there. So
-the context itself knows whether its span has ended: from then on it is the context before it.
+OpenTelemetry makes a context current by a token, which only the context that got it may give back.
+A run may end in another thread or task than it began in, which cannot change what is current there.
+So the context itself knows whether its span has ended: from then on it is the context before it.
 """
 
 from __future__ import annotations

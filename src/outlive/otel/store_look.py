@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from outlive.backend import WALL, EntryQuery, entry_pages
+from outlive.backend import WALL, EntryQuery, each_entry
 from outlive.errors import OutliveError
 from outlive.runs.lease import PARKED, RELEASED, RUN, UNFINISHED, RunInfo
 from outlive.runtime.runtime import run_now
@@ -116,9 +116,8 @@ async def _look(store: AsyncStore) -> Look:
 async def _count(store: AsyncStore, status: str) -> int:
     count = 0
     query = EntryQuery(store._settings.tenant, RUN, statuses=[status], limit=_PAGE)
-    async for page in entry_pages(store._engine.backend, query):
-        count += len(page)
-        if count >= _MOST:
+    async for _ in each_entry(store._engine.backend, query):
+        if (count := count + 1) == _MOST:
             break
     return count
 

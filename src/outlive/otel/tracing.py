@@ -1,8 +1,9 @@
 """Events as spans: a run with its steps and saves inside, attempts linked.
 
 A run is one span from its claim to its end in this process, and the current one for the code in
-between, so that spans of other libraries (a call of a model, an HTTP request) nest inside it. A step
-is the same inside its run. A save, a load and what belongs to no run become spans after the fact.
+between, so that spans of other libraries (a call of a model, an HTTP request) nest inside it. A
+step is the same inside its run. A save, a load and what belongs to no run become spans after the
+fact.
 
 The span of the first attempt begins before the commit that starts the run. That commit stores its
 trace context with the run (`RunInfo.trace`); `store.submit` stores that of its caller instead. A

@@ -13,9 +13,10 @@ from outlive.errors import BadArgument
 class Retain:
     """How much of the past a store keeps: `outlive.open(url, retain=outlive.Retain(keep_last=50, ttl_s=30 * 86400))`.
 
-    `stream_s`: how long after the end of a run the chunks that it emitted are kept (default: `max_age_s`,
-    and without that as long as the thread). `every_s=None`: only `store.sweep()` sweeps. `refresh_on_read`: a load counts as use of a
-    thread, too; the store notes it at most ten times in `ttl_s`.
+    `stream_s`: how long after the end of a run the chunks that it emitted are kept (default:
+    `max_age_s`, and without that as long as the thread). `every_s=None`: only `store.sweep()`
+    sweeps. `refresh_on_read`: a load counts as use of a thread, too; the store notes it at most ten
+    times in `ttl_s`.
     """
 
     keep_last: int | None = None

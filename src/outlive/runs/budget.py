@@ -1,13 +1,13 @@
 """What a run may use, and what it has used.
 
 `run.save(usage=...)` says what was used since the save before: numbers are added, so the record has
-the sum over all attempts. A run also adds what it uses to the usage of its parent, if that is live in
-the same store object. The parent stores it with its next save or heartbeat: a crash before that
+the sum over all attempts. A run also adds what it uses to the usage of its parent, if that is live
+in the same store object. The parent stores it with its next save or heartbeat: a crash before that
 loses it there, not in the child.
 
 The write that crosses a budget is stored, as what was used cannot be taken back. Then BudgetSpent
-is raised, and the run is parked when its block is left. A process may die before that: so a run that
-has used too much is parked when it is resumed, and none of its steps is called.
+is raised, and the run is parked when its block is left. A process may die before that: so a run
+that has used too much is parked when it is resumed, and none of its steps is called.
 
 With `on_spent="ask"` the run asks the question "budget" instead, and waits. The answer raises the
 limits. It is stored as the answer to a question is, and every later start of the run reads it.

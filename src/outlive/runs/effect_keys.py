@@ -28,8 +28,8 @@ _CHOICES = ("Optional", "Union", "Annotated")
 class EffectKey(str):
     """The idempotency key of an effect, in the form of a UUID.
 
-    A parameter with this annotation gets the key: `def charge(cents: int, key: EffectKey)`. The key itself is a plain
-    `str`, which can be part of a state and of the result of a step.
+    A parameter with this annotation gets the key: `def charge(cents: int, key: EffectKey)`. The key
+    itself is a plain `str`, which can be part of a state and of the result of a step.
     """
 
     __slots__ = ()

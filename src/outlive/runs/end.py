@@ -77,8 +77,8 @@ async def delay_run(engine: Engine, key: ThreadKey, run: RunInfo, reason: Reason
     lease.end_dead_attempt(run)
     run.status, run.waits = WAITING, Waiting(reason, moment(engine.runtime.now()), moment(due))
     entry = EntryRecord(RUN, run.id, lease.pack_run(engine, run), WAITING, epoch=stored.epoch, fence=NEXT)
-    rings = timers.timer(due, run.id, timers.OF_RUN, stored.epoch)
-    await engine.commit(Commit(key, entries=(replace(entry, expect=stored.rank), *leftovers, rings)))
+    timer = timers.timer(due, run.id, timers.OF_RUN, stored.epoch)
+    await engine.commit(Commit(key, entries=(replace(entry, expect=stored.rank), *leftovers, timer)))
 
 
 async def retry_at(engine: Engine, key: ThreadKey, run: RunInfo, due: int) -> None:

@@ -65,12 +65,12 @@ class HeldRun:
     """What `AsyncRun` knows of its lease, and how it writes."""
 
     def __init__(
-        self, engine: Engine, place: AsyncThread, heart: Live, info: RunInfo, options: StartOptions
+        self, engine: Engine, thread: AsyncThread, heart: Live, info: RunInfo, options: StartOptions
     ) -> None:
         self.info = info
-        self.thread = place
+        self.thread = thread
         self._engine = engine
-        self._heart = heart
+        self._heart = heart  # renews the leases
         self._options = options
         self._mutex = engine.runtime.mutex()
         self._fence = self._epoch = self._lock_epoch = self._revision = 0
@@ -262,6 +262,8 @@ class HeldRun:
             raise RunEnded(self.id, self.info.status)
         chunks = self._stream.take()
         fence = self._as_fence() if self._fence else None  # the null store gives no fence
+        # One commit stores the entries and renews the leases. A crash before it leaves neither;
+        # when another process has the run by now, the fence refuses both.
         commit = Commit(self._key, entries=(*entries, *chunks, *self._renewals()), fence=fence)
         receipt: Receipt = await self._or_lose(self._engine.commit(commit))
         self._stream.settle(chunks)
@@ -307,6 +309,7 @@ class HeldRun:
         body, chunks = None, self._stream.take()
         if self._fence:
             draft.fence = self._as_fence()
+            # The checkpoint, the progress and the renewed leases are one commit: see `_write_held`.
             body = lease.pack_run(self._engine, self.info)
             draft.entries = (*self._renewals(body), *chunks)
         saved: CheckpointInfo = await self._or_lose(self.thread._save(state, draft))

@@ -1,7 +1,7 @@
 """What a run has asked: questions, events, sleeps and runs inside it, as they are stored.
 
-They are read when an attempt begins, and again when the store refuses a write because an answer came
-first. Every write expects the rank that was read (`wait_entry.py`).
+They are read when an attempt begins, and again when the store refuses a write because an answer
+came first. Every write expects the rank that was read (`wait_entry.py`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Call:
     due: int  # 0: by timeout_s
     steps: Around  # that it is in, of this and other runs: they do nothing but wait
     asks_again: bool  # what nobody answered, and by which an attempt failed
-    is_parked: bool = False
+    is_suspended: bool = False  # the record of the run waits for it
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -220,10 +220,12 @@ class KnownWaits:
     def _asking(self, wait: Wait) -> list[EntryRecord]:
         """Return the entries of an open wait: its own, and its timer."""
         entry, (epoch, fence) = self._entry(wait), self._run._rank
-        rings = [timers.timer(wait.due_at, self._run.id, wait.name, epoch, fence)] if wait.due_at else []
-        return [entry, *rings]
+        if not wait.due_at:
+            return [entry]
+        return [entry, timers.timer(wait.due_at, self._run.id, wait.name, epoch, fence)]
 
     def _opened(self, asked: Asked, group: Group, due: int, now: int) -> Wait:
+        """Return an open wait: a new one, or one that is asked again, with the entry that it replaces."""
         run, known = self._run, self._known.get(asked.name)
         refused = None
         if known is not None and known.status == ANSWERED:  # it is asked again, until the same deadline
@@ -290,7 +292,8 @@ class KnownWaits:
     async def withdrawals(self, *, is_over: bool) -> list[EntryRecord]:
         """Return the entries for the commit that ends the run or its attempt.
 
-        With the run its open questions are withdrawn. Those by which it failed are asked again if it is retried.
+        With the run its open questions are withdrawn. Those by which it failed are asked again if
+        it is retried.
         """
         if is_over and self._has_asked:
             await self.read()

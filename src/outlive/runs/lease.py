@@ -116,7 +116,7 @@ _FIELDS = (
 
 
 def pack_run(engine: Engine, run: RunInfo) -> bytes:
-    """Return the body of the entry of a run, with the current time."""
+    """Return the body of the entry of a run. Sets its `updated_at` to the current time."""
     run.updated_at = moment(engine.runtime.now())
     fields = {name: getattr(run, name) for name in _FIELDS}
     fields["owner"] = None if run.owner is None else run.owner.pack()
@@ -167,7 +167,7 @@ def pack_progress(codec: Codec, body: bytes, run: RunInfo) -> bytes:
 
 
 def end_dead_attempt(run: RunInfo) -> None:
-    """Note that the last attempt of a run ended without a word, if that is so."""
+    """Note that the process of the last attempt died or lost contact, if the run is still "running"."""
     if run.status != RUNNING:
         return
     is_gone = run.owner is not None and run.owner.is_gone()
@@ -329,8 +329,10 @@ def lapses_at(entry: EntryRecord) -> dt.datetime | None:
     if is_time_of_day(entry):
         return moment(entry.until)
     # A local store times leases by a clock that counts since the boot: convert what is left of it.
-    here = clock()
-    return moment(here.now + entry.until - here.lease) if entry.clock == here.id else None
+    local_clock = clock()
+    if entry.clock != local_clock.id:
+        return None
+    return moment(local_clock.now + entry.until - local_clock.lease)
 
 
 def is_time_of_day(entry: EntryRecord) -> bool:

@@ -1,7 +1,7 @@
 """The run around a run: it waits while a run in its block waits, and continues when that can.
 
-A run that parks inside the block of another one stores which run that is, and the name of an event
-of it (`Outer`). The outer run parks for this event. No commit spans threads, so the event comes in
+A run that waits inside the block of another one stores which run that is, and the name of an event
+of it (`Outer`). The outer run waits for this event. No commit spans threads, so the event comes in
 two commits:
 
 1. Whatever wakes or ends the inner run adds a timer that is due at once, in the same commit. A
@@ -9,24 +9,24 @@ two commits:
 2. The timer settles the event of the outer run, and wakes that if it waits. A crash after it fires
    the timer again, which finds the event settled.
 
-An event that comes before the outer run parks is kept for it, like any early answer. It then
-does not park: it is released at once, because the inner block has been left and must be entered
+An event that comes before the outer run waits is kept for it, like any early answer. That run then
+does not wait: it is released at once, because the inner block has been left and must be entered
 again. Each wait of the inner run has an event of its own, named by its fence.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 
-from outlive.backend import Commit, EntryQuery, EntryRecord, ThreadKey
+from outlive.backend import Commit, EntryQuery, EntryRecord, ThreadKey, each_entry
 from outlive.backend.entries import TIMER
-from outlive.backend.paging import all_entries
-from outlive.errors import Corrupt, EntryHeld, KeyMissing, StoreBusy, well_formed
+from outlive.errors import Corrupt, DamagedEntry, EntryHeld, KeyMissing, StoreBusy, well_formed
 from outlive.format.codec import Codec
 from outlive.runs import wakes
-from outlive.runs.lease import RUN, UNFINISHED, WAITING, find, unpack_or_tell
+from outlive.runs.lease import RUN, UNFINISHED, WAITING, RunInfo, find, unpack_or_tell
 from outlive.runs.store_clock import store_now
 from outlive.runs.wait_entry import ANSWERED, INNER, OPEN, Wait, put, read_run
 from outlive.runs.waiting import Outer
@@ -81,18 +81,19 @@ async def is_left_to_outer(engine: Engine, tenant: str, outer: Outer | None) -> 
 async def before_deletion(engine: Engine, thread: ThreadKey) -> list[Outer]:
     """Return the runs that wait for runs of a thread; a timer tells each if this process dies after the deletion."""
     query = EntryQuery(thread.tenant, RUN, thread=thread, statuses=[WAITING], limit=_PAGE)
-    try:
-        runs = [unpack_or_tell(engine.codec, *item) for item in await all_entries(engine.backend, query)]
-    except (Corrupt, KeyMissing):  # what cannot be read can be deleted all the same
-        return []
+    runs: list[RunInfo] = []
+    with contextlib.suppress(Corrupt, KeyMissing):  # what cannot be read can be deleted all the same
+        async for place, entry in each_entry(engine.backend, query):
+            if not isinstance(entry, DamagedEntry):
+                runs.append(unpack_or_tell(engine.codec, place, entry))
     outers = [run.outer for run in runs if run.outer is not None]
     for outer in outers:
         key = ThreadKey.of(thread.tenant, outer.thread)
         run = await find(engine, key, RUN, outer.run)
         if run is not None:
             due = await store_now(engine) + int(_DELETION_S * 1e6)
-            rings = wakes.outer_timer(engine.codec, outer.run, outer, due, run.epoch)
-            await engine.commit(Commit(key, entries=(rings,)))
+            timer = wakes.outer_timer(engine.codec, outer.run, outer, due, run.epoch)
+            await engine.commit(Commit(key, entries=(timer,)))
     return outers
 
 

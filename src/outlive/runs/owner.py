@@ -2,9 +2,9 @@
 
 It has ended if the system knows no process with its number, or if the process with that number
 started at another moment. What cannot be seen from here counts as alive until its lease expires: a
-process of another user where these are hidden (`/proc` with hidepid), one on another machine, or one
-in another pid or time namespace. (The time namespace matters because its clock gives the moment of
-the start.)
+process of another user where these are hidden (`/proc` with hidepid), one on another machine, or
+one in another pid or time namespace. (The time namespace matters because its clock gives the moment
+of the start.)
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ costs no write of its own, and another process sees where a quiet run hangs.
 
 A heartbeat has the revision of the last write, and the store refuses it after a newer one. So it
 may only take along the record that this last write left. While a write is under way, or its outcome
-is not known, it takes nothing along. (In a pair, the standby may keep the record of that write as it
-was: both have one rank.)
+is not known, it takes nothing along. (In a pair, the standby may keep the record of that write as
+it was: both have one rank.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Questions seen from outside their run: listing and answering them.
 
-No process of the agent is needed for it, and none of its types: what the codec cannot build stays
-packed. `wait_entry.py` tells why an answer is never lost.
+That needs no process of the agent and none of its types: what the codec cannot build stays packed.
+`wait_entry.py` says why no answer is lost.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from outlive.arguments import check_choice
-from outlive.backend import Commit, EntryQuery, EntryRecord, ThreadKey, entry_pages
+from outlive.backend import Commit, EntryQuery, EntryRecord, ThreadKey, each_entry
 from outlive.backend.entries import WAIT
 from outlive.dataclass import dataclass
 from outlive.errors import (
     AlreadyAnswered,
     AnswerRefused,
+    Corrupt,
+    DamagedEntry,
     EntryHeld,
     KeyMissing,
     OutliveError,
@@ -33,7 +35,7 @@ from outlive.events import ANSWER, Event
 from outlive.format.codec import Codec
 from outlive.runs import timers, wakes
 from outlive.runs.answer_schema import Mismatch, check, plain
-from outlive.runs.lease import UNFINISHED
+from outlive.runs.lease import UNFINISHED, unreadable
 from outlive.runs.step_record import StepInfo
 from outlive.runs.store_clock import store_now
 from outlive.runs.wait_entry import (
@@ -48,6 +50,7 @@ from outlive.runs.wait_entry import (
     WITHDRAWN,
     Wait,
     check_asked_name,
+    is_unasked_name,
     put,
     read_run,
     read_waits,
@@ -78,6 +81,8 @@ class QuestionInfo:
     by: str | None = None
     answered_at: dt.datetime | None = None
     refused: str | None = None  # why the type that the agent named refused the last answer: it is asked again
+    error: str | None = None  # why it cannot be read
+    is_readable: bool = True  # if not: only run, thread, name and status are known; see `error`
 
 
 def info_of(key: ThreadKey, run_id: str, wait: Wait) -> QuestionInfo:
@@ -140,30 +145,55 @@ async def find_questions(
 ) -> AsyncIterator[QuestionInfo]:
     """Iterate over questions by run and name: one indexed query for all threads.
 
-    A question whose deadline has passed is expired, even if no process has noted that yet.
+    A question whose deadline has passed is expired, even if no process has noted that yet. A
+    damaged question comes with `is_readable=False` and hides no other.
     """
     statuses = None if status is None else [OPEN, EXPIRED] if status == EXPIRED else [status]
     now = await store_now(engine)
     query = EntryQuery(tenant, WAIT, thread=thread, statuses=statuses, limit=_PAGE)
-    async for page in entry_pages(engine.backend, query):
-        for key, entry in page:
-            wait = _readable(engine.codec, key, entry)
-            if wait.is_overdue(now):
-                wait = replace(wait, status=EXPIRED)
-            if status not in (None, wait.status):
-                continue
-            if wait.type == QUESTION or (events and wait.type not in (SLEEP, INNER)):
-                yield info_of(key, entry.key.rsplit("\n", 1)[0], wait)
+    async for key, entry in each_entry(engine.backend, query):
+        try:
+            question = _read_question(engine.codec, key, entry, now)
+        except KeyMissing:
+            raise  # no other question can be read without this key either
+        except OutliveError as error:
+            question = _unreadable_question(key, entry, error)
+        if status in (None, question.status) and (
+            question.type == QUESTION or (events and question.type == EVENT)
+        ):
+            yield question
 
 
-def _readable(codec: Codec, key: ThreadKey, entry: EntryRecord) -> Wait:
-    """Return a wait; values of types that this process does not know stay packed."""
+def _read_question(codec: Codec, key: ThreadKey, entry: EntryRecord | DamagedEntry, now: int) -> QuestionInfo:
+    """Return a stored wait; values of types that this process does not know stay packed."""
+    if isinstance(entry, DamagedEntry):
+        raise entry
     try:
-        return unpack_wait(codec, key.id, entry)
+        wait = unpack_wait(codec, key.id, entry)
     except KeyMissing:
         raise
     except OutliveError:
-        return unpack_wait(codec, key.id, entry, opaque=True)
+        wait = unpack_wait(codec, key.id, entry, opaque=True)
+    if wait.is_overdue(now):
+        wait = replace(wait, status=EXPIRED)
+    return info_of(key, entry.key.rsplit("\n", 1)[0], wait)
+
+
+def _unreadable_question(
+    key: ThreadKey, entry: EntryRecord | DamagedEntry, error: OutliveError
+) -> QuestionInfo:
+    """Return what the row of a wait tells. Its name shows whether it may be a question."""
+    run_id, _, name = entry.key.rpartition("\n")
+    type = SLEEP if is_unasked_name(name) else QUESTION
+    status = entry.status if entry.status in STATUSES else OPEN
+    return QuestionInfo(run_id, key.id, name, type, status, error=unreadable(error), is_readable=False)
+
+
+def check_readable(question: QuestionInfo) -> None:
+    """Raise Corrupt if a question of a list cannot be read."""
+    if not question.is_readable:
+        what = f"question {question.name!r} of run {question.run!r}: {question.error}"
+        raise Corrupt(what, thread=question.thread)
 
 
 async def answer(
@@ -173,12 +203,15 @@ async def answer(
     check_asked_name(name)
     token = os.urandom(8)
     for _ in range(_TRIES):
+        # 1. Read the run and all its waits, as they were at one moment: the last of several answers at
+        #    once has to see the others, because it is the one that wakes the run.
         run, waits = await read_run(engine, key, run_id)
         if run is None:
             raise RunMissing(run_id)
         wait = waits.get(name, Wait(name))
         if wait.token == token:
             return info_of(key, run_id, wait)  # stored by a try of this call whose reply was lost
+        # 2. Refuse what came too late, and what does not fit the schema. Nothing is stored so far.
         _check_open(run, wait)
         now = await store_now(engine)
         if wait.is_overdue(now):
@@ -186,18 +219,21 @@ async def answer(
             raise QuestionClosed(run_id, name, EXPIRED)
         answered = replace(wait, status=ANSWERED, by=by, answered_at=now, token=token)
         waits[name] = answered = replace(answered, value=_checked(run_id, wait, value))
+        # 3. One commit stores the answer, removes the deadline, and wakes the run if it can
+        #    continue with that. Each entry expects the rank that was read.
         entries = [put(engine.codec, run_id, answered)]
         if wait.due_at:
             entries.append(timers.timer_removed(wait.due_at, run_id, name))
         entries += wakes.wake(engine.codec, key, run, waits, name, now)
         try:
             # A crash before this commit leaves an open question; a crash after it, a run that any
-            # process can claim.
+            # process can claim, unless it still waits for other answers.
             await engine.commit(Commit(key, entries=tuple(entries)))
         except EntryHeld:
             continue  # another answer, or the run itself, was faster: look again
         engine.events.emit(Event(ANSWER, key.id, run=run_id, step=name, agent=wait.agent))
         wakes.tell(engine, key, entries)
+        # 4. Tell the run around the run. A crash before that leaves a timer, which any worker fires.
         await timers.fire_outer(engine, key, entries)
         return info_of(key, run_id, answered)
     raise RunBusy(run_id, None)

@@ -10,10 +10,10 @@ it cannot be claimed now:
 - It belongs to another version of the code, and the policy is to hold those.
 - Its run could not be started here, or was given back by its handler: others may try first.
 
-Each look reads the front of a queue. What is after tickets that must wait is read once, and the first
-of those tickets are kept for each place (`waiting_tickets.py`). So a long queue of one thread costs neither
-attempts nor another look at all of its tickets for each of its runs. A look reads a thousand tickets
-of an agent beyond the front at most; the next look continues where it ended.
+Each look reads the front of a queue. What is after tickets that must wait is read once, and the
+first of those tickets are kept for each place (`waiting_tickets.py`). So a long queue of one thread
+costs neither attempts nor another look at all of its tickets for each of its runs. A look reads a
+thousand tickets of an agent beyond the front at most; the next look continues where it ended.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Queue:
         self._waiting: dict[str | None, WaitingTickets] = {}  # by agent
         self._paused: dict[Place, _Pause] = {}
         self._avoided: dict[str, float] = {}  # run → until when
-        self._lost: dict[str, None] = {}  # keys of tickets whose runs were not released any more
+        self._suspects: dict[str, None] = {}  # keys of tickets by which no run could be claimed
         self._clock = time.monotonic
         self._again_at = math.inf  # when the next look has to continue this one
         self._is_empty = False  # the last look has seen no ticket
@@ -176,13 +176,13 @@ class Queue:
 
     def is_suspect(self, ticket: Ticket) -> bool:
         """Tell whether the run of a ticket must be looked at before it is claimed: it could not be claimed before."""
-        return ticket.entry.key in self._lost
+        return ticket.entry.key in self._suspects
 
     def suspect(self, ticket: Ticket) -> None:
         """Note that a claim was refused by what the ticket does not tell, such as who held the place before."""
-        if len(self._lost) >= _SUSPECTS:
-            self._lost.clear()
-        self._lost[ticket.entry.key] = None
+        if len(self._suspects) >= _SUSPECTS:
+            self._suspects.clear()
+        self._suspects[ticket.entry.key] = None
 
     def lost(self, ticket: Ticket) -> bool:
         """Note that a run is not released any more; True: its ticket was left behind.
@@ -190,11 +190,11 @@ class Queue:
         A ticket that disappears after it was listed was claimed by another worker, with its run.
         """
         self.claimed(ticket)
-        if ticket.entry.key in self._lost:
+        if ticket.entry.key in self._suspects:
             return True
-        if len(self._lost) >= _SUSPECTS:
-            self._lost.clear()
-        self._lost[ticket.entry.key] = None
+        if len(self._suspects) >= _SUSPECTS:
+            self._suspects.clear()
+        self._suspects[ticket.entry.key] = None
         self.avoid(ticket.run_id, _LONGEST_S)
         return False
 

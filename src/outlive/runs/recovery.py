@@ -20,11 +20,10 @@ from dataclasses import field
 from typing import Any, Literal, cast
 
 from outlive.arguments import is_async
-from outlive.backend import Commit, EntryCursor, EntryQuery, EntryRecord, Receipt, ThreadKey
+from outlive.backend import Commit, EntryQuery, EntryRecord, Receipt, ThreadKey, each_entry
 from outlive.dataclass import dataclass
 from outlive.errors import (
     BadArgument,
-    Corrupt,
     DamagedEntry,
     EntryHeld,
     KeyMissing,
@@ -141,37 +140,18 @@ async def find_runs(
     lapsed: bool | None = None,
 ) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
     """Iterate over runs by id. A damaged run comes with `is_readable=False` and hides no other."""
-    after: EntryCursor | None = None
-    limit = _PAGE
-    while True:
-        try:
-            page = await engine.backend.entries(
-                EntryQuery(
-                    tenant, RUN, thread=thread, statuses=statuses, lapsed=lapsed, after=after, limit=limit
-                )
-            )
-            runs = [(key, unpack_or_tell(engine.codec, key, entry)) for key, entry in page]
-            is_over = len(page) < limit
-        except DamagedEntry as error:
-            if limit > 1:
-                limit //= 2  # smaller pages return the runs before the damaged one
-                continue
-            runs, is_over, limit = [_damaged(tenant, error)], False, _PAGE
-        for item in runs:
-            yield item
-        if is_over:
-            return
-        key, last = runs[-1]
-        before, after = after, (last.id, key.digest)
-        if before == after:  # the backend does not continue after the damaged entry
-            raise Corrupt(f"run {last.id!r} is damaged", thread=last.thread)
+    query = EntryQuery(tenant, RUN, thread=thread, statuses=statuses, lapsed=lapsed, limit=_PAGE)
+    async for key, entry in each_entry(engine.backend, query):
+        if isinstance(entry, DamagedEntry):
+            yield key, _damaged(key, entry)
+        else:
+            yield key, unpack_or_tell(engine.codec, key, entry)
 
 
-def _damaged(tenant: str, error: DamagedEntry) -> tuple[ThreadKey, RunInfo]:
+def _damaged(key: ThreadKey, error: DamagedEntry) -> RunInfo:
     """Return a run of which only the id, thread and status are known."""
-    key = ThreadKey.of(tenant, error.thread or "")
     status = error.status if error.status in STATUSES else RUNNING
-    return key, RunInfo(error.key, key.id, status=status, error=unreadable(error), is_readable=False)
+    return RunInfo(error.key, key.id, status=status, error=unreadable(error), is_readable=False)
 
 
 async def find_recoverable(
@@ -248,8 +228,8 @@ class Offer:
 class Recovery:
     """One pass over the dead runs of a store.
 
-    On an async store, `in_threads` makes the recovery of the same store in the sync mode: a plain function is called
-    in a thread of its own, with a sync run, which that thread claims and ends.
+    On an async store, `in_threads` makes the recovery of the same store in the sync mode: a plain
+    function is called in a thread of its own, with a sync run, which that thread claims and ends.
     """
 
     def __init__(
@@ -286,14 +266,16 @@ class Recovery:
 
     async def take_all(self, tenant: str, concurrency: int) -> None:
         """Resume the dead runs of a tenant, several at a time."""
+        # 1. Timers that are due make their runs claimable.
         if not self.refuses_all:
             await fire_due(self._engine, tenant)
-        # List all first: otherwise a run that this pass resumes is listed again, as a live one.
+        # 2. List all dead runs first: otherwise a run that this pass resumes is listed again, as a live one.
         dead = [item async for item in find_recoverable(self._engine, tenant, self.report.waiting)]
         if not dead:
             return
-        # Only the main thread can set a signal handler, and handlers may start runs in other
-        # threads.
+        # 3. Resume them. A crash of this process leaves those that it has claimed dead again, and the
+        #    others as they were. (Only the main thread can set a signal handler, and handlers may
+        #    start runs in other threads.)
         terminator.add(id(self), lambda: None)
         try:
             works = [functools.partial(self.take, key, info) for key, info in dead]
@@ -427,6 +409,7 @@ class Recovery:
         self, info: RunInfo, run: AsyncRun, handler: Handler, start: Callable[[], Awaitable[object]]
     ) -> Outcome:
         """Claim a run, call its handler, and report what became of it."""
+        # 1. Claim it. Of many processes that try, one succeeds.
         try:
             await start()
         except (RunBusy, ThreadBusy) as error:
@@ -440,9 +423,11 @@ class Recovery:
         if run.is_finished:
             self._skip(run.info, "finished", f"it ended since it was listed: {run.status}")
             return "skipped"
+        # 2. Note it, so that `release_all` finds it. If that has begun already, give the run back.
         if not self._pass.begin(run):
             await run.release()
             return "given_back"
+        # 3. Call the handler. A crash in it leaves a dead run, which is recovered again.
         try:
             async with run:
                 await self._call(handler, run)

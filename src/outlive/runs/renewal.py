@@ -12,7 +12,7 @@ from outlive.runtime.fork import reset_in_child
 from outlive.runtime.runtime import Ticker
 from outlive.threads.engine import Engine
 
-_SHARE = 3  # beats during the shortest lease
+_BEATS = 3  # during the shortest lease: one may fail, or come late
 
 
 class LeaseHolder(Protocol):
@@ -55,9 +55,10 @@ class LeaseRenewer:
         self._lock = threading.Lock()
 
     def add(self, run: LeaseHolder) -> None:
+        """Renew a lease from now on. Nothing is stored: a crash lets all of them expire."""
         with self._lock:  # a run that ends in another thread must not stop the timer of this one
             self._runs[id(run)] = run
-            interval_s = run._lease_s / _SHARE
+            interval_s = run._lease_s / _BEATS
             if self._ticker is None or interval_s < self._interval_s:
                 self._stop()
                 self._interval_s = interval_s
@@ -65,6 +66,7 @@ class LeaseRenewer:
         terminator.add(id(self), self._terminate)
 
     def discard(self, run: LeaseHolder) -> None:
+        """Stop renewing a lease."""
         with self._lock:
             self._runs.pop(id(run), None)
             if self._runs:

@@ -2,9 +2,10 @@
 
 What it writes, and how it keeps its lease, is in `held_run.py`; how it ends, in `run_end.py`.
 
-How its `with` block is left decides how the run ends. Normally: completed. By an Exception: failed, with
-its progress kept. By RunSuspended, of a run that waits: it is waiting already. By anything else (a cancelled
-task, Ctrl-C, sys.exit): released, for another process to recover, because that is how deployments end processes.
+How its `with` block is left decides how the run ends. Normally: completed. By an Exception: failed,
+with its progress kept. By RunSuspended, of a run that waits: it is waiting already. By anything
+else (a cancelled task, Ctrl-C, sys.exit): released, for another process to recover, because that is
+how deployments end processes.
 """
 
 from __future__ import annotations
@@ -90,11 +91,11 @@ class AsyncRun(HeldRun, AsyncContext):
     """
 
     def __init__(
-        self, engine: Engine, place: AsyncThread, heart: Live, info: RunInfo, options: StartOptions
+        self, engine: Engine, thread: AsyncThread, heart: Live, info: RunInfo, options: StartOptions
     ) -> None:
-        super().__init__(engine, place, heart, info, options)
+        super().__init__(engine, thread, heart, info, options)
         self._outer: AsyncRun | None = None  # in whose block it started
-        self._place: list[Any] = []  # where in the code of the outer run
+        self._code_position: list[Any] = []  # where in the code of the outer run: see `_enter_outer`
         self._inside: list[AsyncRun] = []  # that started in the block of this one
         self._ledger = Ledger(self)
         self._waits = Waits(self)
@@ -153,7 +154,8 @@ class AsyncRun(HeldRun, AsyncContext):
         if not holding.info.is_finished:
             await self._begin(start, holding)
         elif holding.info.status == COMPLETED and (self._outer is not None or self._options.is_child):
-            # The code of the run around it comes here again: what this one did is returned, not repeated.
+            # The code of the run around it comes here again: what this one did is returned, not
+            # repeated.
             await self._ledger.read(is_new=False)
             await self._waits.read()
             self._is_replayed = True
@@ -176,6 +178,7 @@ class AsyncRun(HeldRun, AsyncContext):
         await self._begin(start, holding)
 
     async def _begin(self, start: Start, holding: Holding) -> None:
+        """Read what the run did, and renew its lease from now on. If that cannot be read, give the run back."""
         self._fence, self._epoch, self._revision = holding.fence, holding.epoch, holding.revision
         self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
         self._progress.stored(holding.revision, holding.body)
@@ -212,11 +215,14 @@ class AsyncRun(HeldRun, AsyncContext):
         outer = self._outer
         if outer is None or outer._engine is not self._engine:
             return self._options
-        place = [self.info.thread, self.info.namespace, self.info.agent]
-        self._place = [*place, outer._ledger.count(repr(place))]
+        # The code of the outer run comes to the same positions in every attempt. So the position
+        # tells which of the runs that it has waited for is this one: thread, namespace, agent, and
+        # how often.
+        position = [self.info.thread, self.info.namespace, self.info.agent]
+        self._code_position = [*position, outer._ledger.count(repr(position))]
         outer._inside.append(self)
         known = outer._waits.runs_inside()
-        here = [(id, is_recent) for id, (at, is_recent) in known.items() if at == self._place]
+        here = [(id, is_recent) for id, (at, is_recent) in known.items() if at == self._code_position]
         inner, is_recent = here[-1] if here else (None, False)
         if self._options.is_child:
             inner, is_recent = self.id, known.get(self.id, ([], False))[1]
@@ -267,10 +273,11 @@ class AsyncRun(HeldRun, AsyncContext):
         durability:               when it is stored (default: that of the run): "sync", before this returns;
                                   "async", in the background; "exit", when the run ends
 
-        The other options are those of `thread.save`, without `run` and `fence`. With "exit", and within `throttle_s`
-        of the last save, the state is held back: the call returns None, and the state is stored unless a newer save
-        replaces it. A call that raises leaves the run as it was. But BudgetSpent is raised after the save, if its usage
-        crosses the budget of the run or of its parent.
+        The other options are those of `thread.save`, without `run` and `fence`. With "exit", and
+        within `throttle_s` of the last save, the state is held back: the call returns None, and the
+        state is stored unless a newer save replaces it. A call that raises leaves the run as it
+        was. But BudgetSpent is raised after the save, if its usage crosses the budget of the run or
+        of its parent.
         """
         self._ledger.check_in_time()
         if self._is_replayed:
@@ -358,9 +365,9 @@ class AsyncRun(HeldRun, AsyncContext):
     ) -> Any:
         """Call a function once: `answer = await run.step("ask", call_model, prompt)`.
 
-        Its result is stored, and a later attempt of the run gets it back without a call. All further arguments go to the
-        function. For options, leave the function out: `await run.step("pay", effect=True)(charge)(42)`, or as a decorator,
-        `@run.step("ask", key="a")`.
+        Its result is stored, and a later attempt of the run gets it back without a call. All
+        further arguments go to the function. For options, leave the function out: `await
+        run.step("pay", effect=True)(charge)(42)`, or as a decorator, `@run.step("ask", key="a")`.
 
         key:            which of several steps of this name; without it they are counted in the order in which they begin
         effect:         store that the step begins, so that a crash in the middle of a side effect is noticed; the
@@ -404,9 +411,10 @@ class AsyncRun(HeldRun, AsyncContext):
     async def emit(self, chunk: Any) -> None:
         """Emit a piece of output for clients that follow the run: `await run.emit({"text": "Lis"})`.
 
-        Any value that a state may hold, up to 1 MiB. It is stored with the next save, step or end of the run, or
-        after a fifth of a second, or when 64 KiB wait; `run.flush()` stores it at once. A crash loses what is not
-        stored. A run keeps the newest 16 MiB of its chunks. `store.follow(run.id)` reads them.
+        Any value that a state may hold, up to 1 MiB. It is stored with the next save, step or end
+        of the run, or after a fifth of a second, or when 64 KiB wait; `run.flush()` stores it at
+        once. A crash loses what is not stored. A run keeps the newest 16 MiB of its chunks.
+        `store.follow(run.id)` reads them.
 
         Raises Unencodable, BadArgument for a chunk that is too large, and LeaseLost.
         """
@@ -416,11 +424,12 @@ class AsyncRun(HeldRun, AsyncContext):
     def child(self, thread_id: str, **options: Unpack[RunOptions]) -> AsyncRun:
         """Return a run inside this one: `async with run.child("notes", agent="writer") as child`.
 
-        The options are those of `store.run`; its parent is this run. A child that waits makes this run wait too.
+        The options are those of `store.run`; its parent is this run. A child that waits makes this
+        run wait too.
 
-        Without `run_id` and `new=True` it is the same run whenever the code of this run comes here again, told apart by
-        thread, namespace, agent, prompt and order: one that was completed has its result and does nothing again, any
-        other continues from its last step.
+        Without `run_id` and `new=True` it is the same run whenever the code of this run comes here
+        again, told apart by thread, namespace, agent, prompt and order: one that was completed has
+        its result and does nothing again, any other continues from its last step.
         """
         store: Any = self.thread._store
         child: AsyncRun = store.run(thread_id, **{**options, "parent": self.id})
@@ -463,9 +472,10 @@ class AsyncRun(HeldRun, AsyncContext):
     ) -> Any:
         """Ask a person or another program, and return the answer: `ok = await run.ask("refund?", {"eur": 40})`.
 
-        Without an answer the run waits, for days if need be: it gives up its process and its place, and the block
-        ends here without an error, with `run.status == "waiting"`. `store.answer(run.id, name, value)` makes it
-        claimable; the process that resumes it gets the answer from the same call.
+        Without an answer the run waits, for days if need be: it gives up its process and its place,
+        and the block ends here without an error, with `run.status == "waiting"`.
+        `store.answer(run.id, name, value)` makes it claimable; the process that resumes it gets the
+        answer from the same call.
 
         name:       unique in the run; the same question asked again has the same answer
         payload:    what is asked, for `store.questions()`
@@ -483,8 +493,8 @@ class AsyncRun(HeldRun, AsyncContext):
     ) -> dict[str, Any]:
         """Ask several questions at once and return all answers by name; the run waits until it has all of them.
 
-        `questions` maps names to payloads, or to `outlive.Question(payload, schema)`. After `timeout_s`, missing
-        answers are `default`, or Unanswered is raised.
+        `questions` maps names to payloads, or to `outlive.Question(payload, schema)`. After
+        `timeout_s`, missing answers are `default`, or Unanswered is raised.
         """
         self._ledger.check_in_time()
         return await self._waits.ask_all(questions, timeout_s, default)
@@ -494,7 +504,8 @@ class AsyncRun(HeldRun, AsyncContext):
     ) -> tuple[str | None, Any]:
         """Ask several questions at once and return the name and the value of the first answer.
 
-        The other questions are withdrawn. After `timeout_s` it returns `(None, default)`, or raises Unanswered.
+        The other questions are withdrawn. After `timeout_s` it returns `(None, default)`, or raises
+        Unanswered.
         """
         self._ledger.check_in_time()
         return await self._waits.ask_any(questions, timeout_s, default)
@@ -512,9 +523,9 @@ class AsyncRun(HeldRun, AsyncContext):
     ) -> None:
         """Sleep for some seconds, or until a moment by the clock of the store, across restarts and deployments.
 
-        A sleep of at most 5 seconds keeps the process; after a crash only the rest of it is slept. For a longer one
-        the run waits, as in `ask`, until a worker or `recover` finds its timer due. `key` tells sleeps of parallel
-        branches apart.
+        A sleep of at most 5 seconds keeps the process; after a crash only the rest of it is slept.
+        For a longer one the run waits, as in `ask`, until a worker or `recover` finds its timer
+        due. `key` tells sleeps of parallel branches apart.
         """
         self._ledger.check_in_time()
         await self._waits.sleep(seconds, until, key)
@@ -530,10 +541,11 @@ class AsyncRun(HeldRun, AsyncContext):
     async def fail(self, error: BaseException | str) -> None:
         """End the run because of an error. What it saved is kept, and `store.retry` continues from it.
 
-        A run with `backoff_s` waits instead, and is tried again, until it is parked after `max_attempts` failures.
+        A run with `backoff_s` waits instead, and is tried again, until it is parked after
+        `max_attempts` failures.
 
-        Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended nevertheless;
-        `cancel` and `release` do the same.
+        Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended
+        nevertheless; `cancel` and `release` do the same.
         """
         self._ledger.check_in_time()
         await self._end.fail(error)
@@ -572,7 +584,7 @@ class AsyncRun(HeldRun, AsyncContext):
             if self._is_live and _is_suspension(error, run.id):
                 error = await self._wait_for(run)
         if not await self._is_held():
-            return await self._is_outermost() if _is_suspension(error, self.id) else False
+            return await self._suspend_outer() if _is_suspension(error, self.id) else False
         try:
             await self._end.leave_by(error)
         except RunSuspended:
@@ -584,21 +596,23 @@ class AsyncRun(HeldRun, AsyncContext):
     async def _is_held(self) -> bool:
         """Tell whether this process holds the run.
 
-        Another branch may be suspending or ending it at this moment. If that is refused, the run is still held.
+        Another branch may be suspending or ending it at this moment. If that is refused, the run is
+        still held.
         """
         if self._has_begun and not self._is_live and self._is_mine():
-            await self._engine.runtime.shielded(self._written())
+            await self._engine.runtime.shielded(self._wait_for_write())
         return self._is_live and self._is_mine()
 
-    async def _written(self) -> None:
+    async def _wait_for_write(self) -> None:
         """Wait for the write that is under way."""
         async with self._mutex:
             pass
 
-    async def _is_outermost(self) -> bool:
-        """Return True if this run, which waits, is in the block of no other run; suspend that otherwise.
+    async def _suspend_outer(self) -> bool:
+        """Suspend the run around this one, if this one waits. Return True if it waits and there is none: its block just ends.
 
-        Raises RunSuspended of the outer run, or ChildWaits if that is of another store and cannot wait for this one.
+        Raises RunSuspended of the outer run, or ChildWaits if that is of another store and cannot
+        wait for this one.
         """
         outer = self._waiting_outer()
         if not self._is_suspended or outer is None:
@@ -616,7 +630,7 @@ class AsyncRun(HeldRun, AsyncContext):
         """Suspend this run because a run in its block waits; return what leaves the block of this one."""
         assert inner.info.outer is not None
         try:
-            await self._waits.wait_for_run(inner.id, inner.info.outer.event, inner._place)
+            await self._waits.wait_for_run(inner.id, inner.info.outer.event, inner._code_position)
         except RunSuspended as suspended:
             return suspended
 

@@ -85,8 +85,8 @@ class RunEnd:
             now = await store_now(self._engine)
             due = timers.backoff_due(replace(self._run.info, failures=failures), now)
             waits = Waiting("backoff", moment(now), moment(due))
-            rings = timers.timer(due, self._run.id, timers.OF_RUN, self._run._epoch, self._run._fence)
-            await self._end(WAITING, also=(rings,), error=_text(error), failures=failures, waits=waits)
+            timer = timers.timer(due, self._run.id, timers.OF_RUN, self._run._epoch, self._run._fence)
+            await self._end(WAITING, also=(timer,), error=_text(error), failures=failures, waits=waits)
 
     async def cancel(self) -> None:
         """End the run; nothing recovers it."""
@@ -133,8 +133,8 @@ class RunEnd:
     ) -> None:
         """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first.
 
-        With `is_ready` it can continue at once, in another call of its handler. A caller that is cancelled meanwhile
-        waits for the outcome: the run either waits, or it does not.
+        With `is_ready` it can continue at once, in another call of its handler. A caller that is
+        cancelled meanwhile waits for the outcome: the run either waits, or it does not.
         """
         status = RELEASED if is_ready else WAITING
         await self._engine.runtime.shielded(self._suspend_now(status, waiting, entries, questions))
@@ -142,26 +142,29 @@ class RunEnd:
     async def _suspend_now(
         self, status: str, waiting: Waiting, entries: Sequence[EntryRecord], questions: Sequence[str]
     ) -> None:
+        """Store the suspension, then what this process knows of the run. If it is refused, the run is live again."""
         async with self._run._mutex:
             self._run._check_live()
             now = moment(self._engine.runtime.now())
             tried = attempts.end(self._run.info.attempts, WAITING, now)
-            parked = replace(self._run.info, status=status, waits=waiting, attempts=tried, step=None)
-            parked.outer = self._link() or self._run.info.outer
-            body = lease.pack_run(self._engine, parked)
+            suspended = replace(self._run.info, status=status, waits=waiting, attempts=tried, step=None)
+            suspended.outer = self._link() or self._run.info.outer
+            body = lease.pack_run(self._engine, suspended)
             await self._run._flush()
-            told = await self._outer_timers(status, parked)
+            outer_timers = await self._outer_timers(status, suspended)
             self._run._is_suspended = True  # before the run is not live any more, for steps of other branches
+            # A crash before this commit leaves a run that died: its next attempt asks again. A
+            # crash after it leaves a run that waits, with its questions, and belongs to no process.
             try:
-                await self._store(status, body, None, [*entries, *told])
+                await self._store(status, body, None, [*entries, *outer_timers])
             except BaseException:
                 self._run._is_suspended = False
                 raise
             for name in ("status", "waits", "outer", "attempts", "step", "updated_at"):
-                setattr(self._run.info, name, getattr(parked, name))
+                setattr(self._run.info, name, getattr(suspended, name))
             self._tell_questions(questions)
             self._run._tell(END, usage=self._run.info.usage)
-        await timers.fire_outer(self._engine, self._key, told)
+        await timers.fire_outer(self._engine, self._key, outer_timers)
 
     async def suspend_also(
         self,
@@ -172,8 +175,9 @@ class RunEnd:
     ) -> bool:
         """Add what another branch waits for to a run that is suspended; None: that branch can continue.
 
-        The run does not belong to this process any more, so the commit expects it as this process left it. If it
-        was answered or claimed since, the branch asks again when the run is resumed. False: it is not suspended.
+        The run does not belong to this process any more, so the commit expects it as this process
+        left it. If it was answered or claimed since, the branch asks again when the run is resumed.
+        False: it is not suspended.
         """
         async with self._run._mutex:
             if not self._run._is_suspended:
@@ -188,11 +192,11 @@ class RunEnd:
                 RUN, self._run.id, lease.pack_run(self._engine, info), info.status,
                 epoch=self._run._epoch, fence=self._run._fence, revision=self._run._revision + 1, expect=before,
             )  # fmt: skip
-            told: list[EntryRecord] = []
+            outer_timers: list[EntryRecord] = []
             also: Sequence[EntryRecord] = (run,)
             if waiting is None:
-                told = await self._outer_timers(RELEASED, info)
-                also = (*self._ticketed(run, info, now), *told)
+                outer_timers = await self._outer_timers(RELEASED, info)
+                also = (*self._ticketed(run, info, now), *outer_timers)
             try:
                 await self._engine.commit(Commit(self._key, entries=(*also, *entries)))
             except EntryHeld as error:
@@ -202,7 +206,7 @@ class RunEnd:
             self._run._revision += 1
             self._run.info.waits, self._run.info.status = info.waits, also[0].status
             self._tell_questions(questions)
-        await timers.fire_outer(self._engine, self._key, told)
+        await timers.fire_outer(self._engine, self._key, outer_timers)
         return True
 
     def _link(self) -> Outer | None:
@@ -214,7 +218,7 @@ class RunEnd:
         return Outer(outer.info.thread, outer.id, event)
 
     async def _outer_timers(self, status: str, info: RunInfo) -> list[EntryRecord]:
-        """Return the timer that tells the run around this one, which waits, that this one does not wait any more."""
+        """Return the timer that tells the run around this one, if it waits for it, that this one has left its wait."""
         if info.outer is None or status == WAITING:
             return []
         now = await store_now(self._engine)
@@ -261,11 +265,11 @@ class RunEnd:
         changes: Iterable[str],
         also: Sequence[EntryRecord],
     ) -> None:
-        told = await self._outer_timers(ended.status, ended)
+        outer_timers = await self._outer_timers(ended.status, ended)
         for _ in range(_TRIES):
             waits = await self._run._waits.withdrawals(is_over=ended.status not in (RELEASED, WAITING))
             try:
-                await self._store(ended.status, body, timeout_s, [*waits, *also, *told])
+                await self._store(ended.status, body, timeout_s, [*waits, *also, *outer_timers])
                 break
             except EntryHeld:  # a question of the run was answered in between
                 await self._run._waits.read()
@@ -277,11 +281,12 @@ class RunEnd:
             setattr(self._run.info, name, getattr(ended, name))
         self._run._tell(END, usage=ended.usage, error=ended.error if "error" in changes else None)
         if ended.status != RELEASED:  # its process may be about to end: a worker does it then
-            await timers.fire_outer(self._engine, self._key, told)
+            await timers.fire_outer(self._engine, self._key, outer_timers)
 
     async def _store(
         self, status: str, body: bytes, timeout_s: float | None, waits: Sequence[EntryRecord] = ()
     ) -> None:
+        """Do the one commit of an end: see step 3 of the module. If it fails, the run is live again."""
         self._run._revision += 1
         run = self._run
         ended = EntryRecord(

@@ -73,6 +73,7 @@ class Slots:
                 await slot.release()
 
     async def _take_one(self, name: str | None, limit: int) -> AsyncLock | None:
+        """Take one slot of a limit; None if none is free. A crash leaves it to its lease, and to `_is_dead`."""
         prefix = _prefix(name)
         query = EntryQuery(
             self._key.tenant,

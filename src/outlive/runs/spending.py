@@ -44,7 +44,8 @@ class Spending:
         try:
             self._count(used)
         except BudgetSpent as spent:
-            # Inside a step it must not wait: the step would be called again, and use the same again.
+            # Inside a step it must not wait: the step would be called again, and use the same
+            # again.
             is_in_step = bool(self._run._ledger.around())
             await self.ask_for_more(spent, self.check, may_wait=not is_in_step)
 

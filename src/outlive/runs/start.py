@@ -84,8 +84,8 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
-    """What a claim sends."""
+class _SentClaim:
+    """What the commit of a claim sends."""
 
     stored: EntryRecord | None  # the record as it was seen
     entries: tuple[EntryRecord, ...]  # that of the run first, then that of its place
@@ -108,7 +108,7 @@ class Start:
         self._due: int | None = None  # of that timer
         self._replaced: str | None = None  # the unfinished run that this one replaces
         self._is_continued = False  # an earlier run of the place, which has another id
-        self._offered: _Offer | None = None
+        self._sent: _SentClaim | None = None
 
     async def take(self) -> Holding:
         """Take the run and its place. Raises RunBusy, ThreadBusy, RunElsewhere."""
@@ -133,15 +133,17 @@ class Start:
             try:
                 holding = await self._commit(stored, claim, is_held)
             except (EntryHeld, LeaseLost) as error:
-                # What was supposed of the place, or read a moment before its holder wrote, is looked at again.
-                is_unseen = refusal is None and _is_first(stored)
-                is_unseen = is_unseen or (claim is not None and claim.is_shared and error.kind == LOCK)
+                # Nothing was stored. A refusal by another owner is final if the place was read just
+                # before. It is not if `_claim` only assumed that the place is free, or if the
+                # holder of a shared place renewed its entry since that was read.
+                is_assumed = refusal is None and _is_first(stored)
+                is_outdated = claim is not None and claim.is_shared and error.kind == LOCK
                 refusal = error
-                if _is_held(error) and not self._is_superseded(error) and not is_unseen:
+                if _is_held(error) and not self._is_superseded(error) and not is_assumed and not is_outdated:
                     break
                 continue  # the parent ended, or another run joined a free place: look again
-            # 4. Check that the id is still unique; a crash before this check may leave two runs
-            #    with it, which `AmbiguousRun` reports.
+            # 4. Check that the id is still unique. A crash before this check may leave two runs with
+            #    it: calls with this id raise AmbiguousRun then.
             if stored is None and self._options.is_named:
                 await self._check_again(holding)
             return holding
@@ -151,22 +153,21 @@ class Start:
     async def offer(self, left: EntryRecord | None) -> Commit:
         """Return the commit that claims a run as it was released. Raises ThreadBusy.
 
-        `left` is its place, if the caller knows how another run has left it.
-
-        If it is refused, nothing has changed, and another process may have the run.
+        `left` is its place, if the caller knows how another run has left it. If the commit is
+        refused, nothing has changed, and another process may have the run.
         """
         stored = self._info._entry
         assert stored is not None
         self._adopt(stored)
         self._begin_attempt(Owner.me())
         claim = self._claim_left(left) or await self._claim(stored) or Claim()
-        self._offered = _Offer(stored, self._taken(stored, claim, is_held=False), claim)
-        return Commit(self._key, entries=self._offered.entries, fence=claim.fence)
+        self._sent = _SentClaim(stored, self._taken(stored, claim, is_held=False), claim)
+        return Commit(self._key, entries=self._sent.entries, fence=claim.fence)
 
     def accept(self, receipt: Receipt) -> Holding:
         """Return what this process holds after the commit of `offer` was done."""
-        assert self._offered is not None
-        return self._holding(self._offered, receipt.entries)
+        assert self._sent is not None
+        return self._holding(self._sent, receipt.entries)
 
     def _begin_attempt(self, owner: Owner) -> None:
         info = self._info
@@ -208,9 +209,10 @@ class Start:
         else:
             self._is_untried = info.attempt == 0
         lease.end_dead_attempt(info)
-        rings = timers.run_timer_removed(info)
-        self._leftovers = (*tickets.removed(stored, info), *rings)
-        self._due = micros(info.waits.until) if rings and info.waits and info.waits.until else None
+        timer_removed = timers.run_timer_removed(info)
+        # The claim removes the ticket or timer by which the run was found, in the same commit.
+        self._leftovers = (*tickets.removed(stored, info), *timer_removed)
+        self._due = micros(info.waits.until) if timer_removed and info.waits and info.waits.until else None
         # A run that waited for an answer continues the attempt that asked.
         self._is_attempt = info.status == RUNNING or info.waits is None or not info.waits.is_pause
         info.attempt += self._is_attempt
@@ -223,7 +225,8 @@ class Start:
     def _begins_again(self, status: str) -> bool:
         """Tell whether a run that has ended continues, as after `store.retry`: a child does when its parent comes to it again.
 
-        But one that was cancelled or parked while its parent waited for it has ended: its parent is told so.
+        But one that was cancelled or parked while its parent waited for it has ended: its parent is
+        told so.
         """
         if status == COMPLETED:
             return False
@@ -237,6 +240,7 @@ class Start:
         return self._info.owner is None or not self._info.owner.is_gone()
 
     async def _claim(self, stored: EntryRecord | None) -> Claim | None:
+        """Return how the run gets its place; None if it needs none. Raises ThreadBusy, RunBusy."""
         info = self._info
         if not info.exclusive:
             return None
@@ -256,7 +260,7 @@ class Start:
         entries = (*self._taken(stored, claim, is_held=is_held), *await self._supersede())
         receipt = await self._begin(entries, claim.fence, is_new=stored is None)
         taken = receipt.entries if receipt.existing is None else await self._taken_before(entries)
-        return self._holding(_Offer(stored, entries, claim), taken)
+        return self._holding(_SentClaim(stored, entries, claim), taken)
 
     def _taken(self, stored: EntryRecord | None, claim: Claim, *, is_held: bool) -> tuple[EntryRecord, ...]:
         """Return the entries that make this process the owner of the run and its place."""
@@ -264,11 +268,11 @@ class Start:
         run = replace(lease.take_run(self._engine, self._info, stored), expect_lapsed=is_held)
         return (run, *claim.entries, *self._leftovers)
 
-    def _holding(self, offer: _Offer, taken: Sequence[EntryRecord]) -> Holding:
-        claim, body = offer.claim, offer.entries[0].body
+    def _holding(self, sent: _SentClaim, taken: Sequence[EntryRecord]) -> Holding:
+        claim, body = sent.claim, sent.entries[0].body
         is_alone = bool(claim.entries) and not claim.is_shared
         if not taken:  # the null store gives no fence
-            return Holding(self._info, self._is_untried, has_place=is_alone, before=offer.stored, body=body)
+            return Holding(self._info, self._is_untried, has_place=is_alone, before=sent.stored, body=body)
         run_entry, lock_entry = taken[0], taken[len(claim.entries)]
         return Holding(
             self._info,
@@ -278,7 +282,7 @@ class Start:
             run_entry.revision,
             lock_entry.epoch,
             is_alone,
-            offer.stored,
+            sent.stored,
             body,
         )
 
@@ -436,8 +440,8 @@ class Start:
         if before.status == RUNNING:  # its process died, and that failure stays counted
             await self.release(holding)
         else:
-            rings = [] if self._due is None else [self._timer(holding, self._due)]
-            await self._give_back(holding, self._ended(holding, before.body, before.status), also=rings)
+            timer = [] if self._due is None else [self._timer(holding, self._due)]
+            await self._give_back(holding, self._ended(holding, before.body, before.status), also=timer)
 
     def _timer(self, holding: Holding, due: int) -> EntryRecord:
         return timers.timer(due, self._info.id, timers.OF_RUN, holding.epoch, holding.fence)
@@ -482,7 +486,7 @@ class Start:
 
 
 def _is_first(stored: EntryRecord | None) -> bool:
-    """Tell whether the first commit of its thread stored a run: then nothing has held a place there, most likely."""
+    """Tell whether a run was stored by the first commit of its thread: most likely nothing has held a place there."""
     return stored is not None and stored.rank == (0, 1, 0)
 
 

@@ -39,7 +39,8 @@ class StepInfo:
     key; inside another step "#N@DIGEST", for the Nth of that step. `began_at`, `ended_at`,
     `attempt` and `error` are those of the last call of its function, `failures` the calls before it
     that failed, the last 10. `tries` counts all calls that are stored: one that ended with its
-    process is stored only with effect=True. `effect_key` is the key of its effect; None if it has none.
+    process is stored only with effect=True. `effect_key` is the key of its effect; None if it has
+    none.
     """
 
     name: str

@@ -60,7 +60,7 @@ from outlive.threads.engine import Engine
 
 MAX_RESULT = 16 << 20  # bytes
 _INTERRUPTED = "interrupted"
-_PARKING_S = 0.01  # between looks whether another branch has suspended the run
+_SUSPENDING_S = 0.01  # between looks whether another branch has suspended the run
 _PAGE = 500
 # The steps inside which this task or thread is: (id of the ledger, name, key).
 _around: ContextVar[tuple[tuple[int, str, str], ...]] = ContextVar("outlive_steps", default=())
@@ -119,7 +119,7 @@ class Ledger:
         self._order: dict[tuple[str, str], int] = {}  # the position in the order of beginning, from 1
         self._begun = 0
         self._in_flight: dict[tuple[str, str], None] = {}  # in the order in which they began
-        self._parking = 0  # branches that suspend the run: a step may not begin meanwhile
+        self._suspending = 0  # branches that suspend the run: a step may not begin meanwhile
         self._new: set[tuple[str, str]] = set()  # of those in flight, the ones that the budget has to count
         self._lock = run._engine.runtime.lock()  # steps may begin in many threads at once
 
@@ -151,7 +151,7 @@ class Ledger:
         self._run._check_live()
         options = options or DEFAULTS
         while (ledger_key := self._enter(name, options.key)) is None:
-            await self._run._engine.runtime.sleep(_PARKING_S)
+            await self._run._engine.runtime.sleep(_SUSPENDING_S)
             self._run._check_live()
         around = _around.set((*_around.get(), (id(self), *ledger_key)))
         self._run._progress.moved()
@@ -206,19 +206,19 @@ class Ledger:
             return self._has_others(steps)
 
     @contextlib.contextmanager
-    def parking(self, steps: frozenset[tuple[int, str, str]]) -> Iterator[bool]:
+    def suspending(self, steps: frozenset[tuple[int, str, str]]) -> Iterator[bool]:
         """Let no step begin while the run is suspended; yield False if one other than these has begun.
 
         Otherwise the function of a step could be called, and its result be refused.
         """
         with self._lock:
-            is_parking = not self._has_others(steps)
-            self._parking += is_parking
+            may_suspend = not self._has_others(steps)
+            self._suspending += may_suspend
         try:
-            yield is_parking
+            yield may_suspend
         finally:
             with self._lock:
-                self._parking -= is_parking
+                self._suspending -= may_suspend
 
     def _has_others(self, steps: frozenset[tuple[int, str, str]]) -> bool:
         return any((id(self), *ledger_key) not in steps for ledger_key in self._in_flight)
@@ -231,6 +231,7 @@ class Ledger:
         kwargs: dict[str, Any],
         options: StepOptions,
     ) -> Any:
+        """Return the value of a step that has been entered."""
         # 1. A stored result is returned, if it is for the same arguments.
         digest = self._digest(args, kwargs)
         known = self._steps.get(ledger_key)
@@ -251,7 +252,8 @@ class Ledger:
             if settled:
                 await self._write(known, DONE, value)
                 return value
-        # 3. Call the function, if need be more than once.
+        # 3. Call the function, if need be more than once. A crash before its result is stored leaves no
+        #    trace of an ordinary step, which the next attempt calls again; an effect stays "started".
         try:
             self._check_budget(ledger_key, is_new=known is None)
         except BudgetSpent as spent:
@@ -278,7 +280,7 @@ class Ledger:
                 f"the key of a step must be one line of at most 500 characters, not {key!r:.100}"
             )
         with self._lock:
-            if self._parking:
+            if self._suspending:
                 return None
             if key is None and any(running == name for running, _ in self._in_flight):
                 raise AmbiguousStep(self._run.id, name)
@@ -295,8 +297,9 @@ class Ledger:
     def _count(self, name: str) -> str:
         """Return a number for a name, and where it counts; called under the lock.
 
-        What a step contains is counted in that step alone: a later attempt that returns the step from the ledger does
-        not come to it, and what follows must have the same number all the same.
+        What a step contains is counted in that step alone: a later attempt that returns the step
+        from the ledger does not come to it, and what follows must have the same number all the
+        same.
         """
         step = next((step for step in reversed(_around.get()) if step[0] == id(self)), None)
         place = "" if step is None else f"@{_short_digest(chr(10).join(step[1:]))}"

@@ -1,17 +1,18 @@
 """What a run emits while it works: chunks of text, progress, tool calls, for clients that follow it.
 
-`emit` only buffers. The next write of the run (a save, a step, its end) takes the chunks along in its
-own commit. Without one, a timer stores them after a fifth of a second, and `emit` itself does when
-64 KiB wait. So a stream of tokens costs a few commits a second, and none beside those of a busy run.
-All of them have the fence of the run: the chunks of a process that lost its run are refused.
+`emit` only buffers. The next write of the run (a save, a step, its end) takes the chunks along in
+its own commit. Without one, a timer stores them after a fifth of a second, and `emit` itself does
+when 64 KiB wait. So a stream of tokens costs a few commits a second, and none beside those of a
+busy run. All of them have the fence of the run: the chunks of a process that lost its run are
+refused.
 
 A crash loses what was buffered, at most the chunks of the last fifth of a second. A commit whose
-outcome is not known may be stored: its entries are sealed, and are sent again exactly as they were, so
-that a client never sees an entry change after it was read.
+outcome is not known may be stored: its entries are sealed, and are sent again exactly as they were,
+so that a client never sees an entry change after it was read.
 
 A stream keeps the newest 16 MiB, in at most 10,000 entries. The commit that exceeds this drops the
-oldest entries. The attempts of a run share one stream and one limit: the first `emit` of a resumed run
-reads what there is.
+oldest entries. The attempts of a run share one stream and one limit: the first `emit` of a resumed
+run reads what there is.
 """
 
 from __future__ import annotations

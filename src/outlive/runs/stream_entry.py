@@ -1,10 +1,10 @@
 """A piece of the stream of a run as it is stored: several chunks in one entry.
 
-The key of an entry is the run, the epoch and fence under which it was written, and the number of its
-first chunk. Every process that takes over a run has a greater fence, and a failover raises the epoch.
-So the order of the keys is the order of the stream, over all attempts and both stores of a pair, and
-no key is used twice: a cursor that a client got from a store that is lost never points at other
-chunks of the store that took over.
+The key of an entry is the run, the epoch and fence under which it was written, and the number of
+its first chunk. Every process that takes over a run has a greater fence, and a failover raises the
+epoch. So the order of the keys is the order of the stream, over all attempts and both stores of a
+pair, and no key is used twice: a cursor that a client got from a store that is lost never points at
+other chunks of the store that took over.
 """
 
 from __future__ import annotations

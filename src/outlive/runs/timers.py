@@ -17,10 +17,10 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 
-from outlive.backend import NEXT, WALL, Commit, EntryQuery, EntryRecord, ThreadKey
+from outlive.backend import NEXT, WALL, Commit, EntryQuery, EntryRecord, ThreadKey, each_entry
 from outlive.backend.entries import TIMER
 from outlive.dataclass import dataclass
-from outlive.errors import Corrupt, EntryHeld, OutliveError
+from outlive.errors import Corrupt, DamagedEntry, EntryHeld, OutliveError
 from outlive.runs import outer_run, wakes
 from outlive.runs.lease import WAITING, RunInfo, find
 from outlive.runs.store_clock import store_now
@@ -68,19 +68,17 @@ def backoff_due(run: RunInfo, now: int) -> int:
 
 
 async def fire_due(engine: Engine, tenant: str) -> Fired:
-    """Fire every timer of a tenant that is due. The report says when to look again."""
-    count = 0
-    query = EntryQuery(tenant, TIMER, limit=_PAGE)
-    while True:
-        page = await engine.backend.entries(query)
-        now = await store_now(engine)
-        for thread, entry in page:
-            if entry.until > now:
-                return Fired(count, entry.until)
-            count += await _fire_safely(engine, thread, entry)
-        if len(page) < _PAGE:
-            return Fired(count)
-        query = replace(query, after=(page[-1][1].key, page[-1][0].digest))
+    """Fire every timer of a tenant that is due. The report says when to look again. A damaged timer stops no other."""
+    count, now = 0, 0
+    async for thread, entry in each_entry(engine.backend, EntryQuery(tenant, TIMER, limit=_PAGE)):
+        if isinstance(entry, DamagedEntry):
+            continue
+        if entry.until > now:
+            now = await store_now(engine)
+        if entry.until > now:
+            return Fired(count, entry.until)
+        count += await _fire_safely(engine, thread, entry)
+    return Fired(count)
 
 
 async def _fire_safely(engine: Engine, thread: ThreadKey, entry: EntryRecord) -> bool:

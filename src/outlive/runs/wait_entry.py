@@ -4,10 +4,10 @@ It is an entry of kind "wait" under (run, name). Two sides write it, the run tha
 process that answers, and each write expects the rank that was read. So of an ask and an answer at
 the same moment one comes first, and the other one sees it:
 
-- A run parks by one commit that writes its own record and every open wait that it parks for. An
-  answer that came in between changed the rank of the wait, and refuses the commit.
-- An answer reads the waits before the run. If the run parks in between, the wait has another rank,
-  and the answer is refused and tried again. The other way round, it could see the run "running",
+- A run is suspended by one commit that writes its own record and every open wait that it waits for.
+  An answer that came in between changed the rank of the wait, and refuses the commit.
+- An answer reads the waits before the run. If the run is suspended in between, the wait has
+  another rank, and the answer is refused and tried again. The other way round, it could see the run "running",
   then the open wait, and leave a run that sleeps with its answer.
 - An answer to a waiting run writes the run's record too, even if it does not wake it yet. And it
   reads the run a first time before the waits: if its rank is the same afterwards, no other answer
@@ -33,6 +33,7 @@ from outlive.format.codec import Codec
 from outlive.runs.lease import RUN, find
 from outlive.runs.waiting import INNER_PREFIX, Mode
 from outlive.threads.engine import Engine
+from outlive.values import moment
 
 OPEN, ANSWERED, EXPIRED, WITHDRAWN = "open", "answered", "expired", "withdrawn"
 QUESTION, EVENT, SLEEP, INNER = "question", "event", "sleep", "run"  # INNER: a run in the block of this one
@@ -88,6 +89,10 @@ class Wait:
         return ABSENT if self.entry is None else self.entry.rank
 
 
+_TYPES: dict[str, Any] = {
+    "type": str, "schema": Mapping | None, "agent": str | None, "asked_at": int, "due_at": int, "by": str | None,
+    "answered_at": int, "refused": str | None,
+}  # fmt: skip
 _FIELDS = (
     "type", "payload", "schema", "digest", "agent", "asked_at", "due_at", "value", "by", "answered_at", "token",
     "attempt", "order", "group", "mode", "refused", "asks_again",
@@ -96,12 +101,17 @@ _FIELDS = (
 
 def check_asked_name(name: object) -> str:
     """Return the name of something that can be answered: not that of a sleep or an inner run. Raises BadArgument."""
-    if isinstance(name, str) and name.startswith(("sleep#", "sleep=", INNER_PREFIX)):
+    if isinstance(name, str) and is_unasked_name(name):
         raise BadArgument(
             "names that begin with 'sleep#' or 'sleep=' are those of sleeps, and with 'run=' those of runs inside a "
             f"run, not {name!r:.100}"
         )
     return check_name(name)
+
+
+def is_unasked_name(name: str) -> bool:
+    """Tell whether a name is that of a sleep or an inner run."""
+    return name.startswith(("sleep#", "sleep=", INNER_PREFIX))
 
 
 def check_name(name: object) -> str:
@@ -158,6 +168,11 @@ def unpack_wait(codec: Codec, thread: str, entry: EntryRecord, *, opaque: bool =
         name = entry.key.rsplit("\n", 1)[1]
         known = {key: fields[key] for key in _FIELDS}
         known["group"] = tuple(known["group"])
+        for field_name, type in _TYPES.items():
+            if not isinstance(known[field_name], type):
+                raise TypeError(field_name)
+        for at in (known["asked_at"], known["due_at"], known["answered_at"]):
+            moment(at)  # raises if it is no date
         return Wait(name, status=entry.status, entry=entry, **known)
 
 
@@ -183,6 +198,8 @@ async def read_waits(engine: Engine, key: ThreadKey, run_id: str, *, opaque: boo
 
 async def read_run(engine: Engine, key: ThreadKey, run_id: str) -> tuple[EntryRecord | None, dict[str, Wait]]:
     """Return a run and its waits as they were at one moment, with values of registered types packed."""
+    # An answer to a waiting run changes its rank, and so does all that suspends or claims it. So
+    # the same rank before and after the waits were read means that nothing came in between.
     run = await find(engine, key, RUN, run_id)
     while True:
         waits = await read_waits(engine, key, run_id, opaque=True)

@@ -1,9 +1,9 @@
 """What a worker has read of the queue of an agent beyond its front: the next tickets of each place.
 
 A pass reads the queue once, from the front to its end, over several looks. It keeps the first
-tickets of each place: one of them may be claimed when the place is free and no other ticket is. When
-something was stored since, the pass continues after the last ticket that it has read, because most
-tickets are put there. Once a second it starts again, for those that were put between others.
+tickets of each place: one of them may be claimed when the place is free and no other ticket is.
+When something was stored since, the pass continues after the last ticket that it has read, because
+most tickets are put there. Once a second it starts again, for those that were put between others.
 
 It is a hint, and so is every ticket: a claim is refused when its run has changed.
 """

@@ -1,15 +1,15 @@
 """Waiting inside a run: questions, events and sleeps that outlive the process.
 
 The first call stores what is asked, sets the run "waiting" and frees its place, in one commit
-(`wait_entry.py` tells why that loses no answer). Then it raises RunSuspended, which leaves the block
+(`wait_entry.py` says why that loses no answer). Then it raises RunSuspended, which leaves the block
 of the run. From then on no process and no lease belongs to the run. An answer, or a timer, makes it
-claimable. The process that claims it calls the same code again: the steps return what is stored, and
-so does this call. That is not another attempt.
+claimable. The process that claims it calls the same code again: the steps return what is stored,
+and so does this call. That is not another attempt.
 
 Branches of a run, tasks or threads, wait for each other. While steps of other branches are in
-flight, the question is stored at once, but the run waits only when they are done. A branch that asks
-after the run has been suspended adds its question to it. The run can continue as soon as one branch
-can.
+flight, the question is stored at once, but the run waits only when they are done. A branch that
+asks after the run has been suspended adds its question to it. The run can continue as soon as one
+branch can.
 
 A short sleep is not worth giving up the process: below `LIVE_SLEEP_S` it sleeps here. The moment at
 which it ends is stored first, so that after a crash only the rest of it is slept.
@@ -79,7 +79,7 @@ class Branches(Order, Protocol):
     def effect_key(self) -> str: ...
     def around(self) -> Around: ...
     def is_busy_outside(self, steps: Around) -> bool: ...
-    def parking(self, steps: Around) -> AbstractContextManager[bool]: ...
+    def suspending(self, steps: Around) -> AbstractContextManager[bool]: ...
     def occupied(self, name: str) -> AbstractContextManager[None]: ...
 
 
@@ -195,7 +195,8 @@ class Waits(KnownWaits):
         """Return the name and the value of the first answer, and withdraw the other questions."""
         asked = self._questions(questions)
         waits = await self._settled(asked, "any", timeout_s, default)
-        # Withdraw before choosing: from then on nothing changes, and every attempt chooses the same.
+        # Withdraw before choosing: from then on nothing changes, and every attempt chooses the
+        # same.
         while still_open := [wait for wait in waits.values() if wait.status == OPEN]:
             await self._withdraw(still_open)
             waits = {name: self._known.get(name, wait) for name, wait in waits.items()}
@@ -244,6 +245,8 @@ class Waits(KnownWaits):
         if wait is None or wait.status == WITHDRAWN:
             wait = self._opened(asked, Group((asked.name,)), due, now)
             entry = self._entry(wait)
+            # From here on a crash leaves the moment at which the sleep ends: only its rest is
+            # slept.
             await self._run._write_entries(entry)
             wait = replace(wait, entry=replace(entry, expect=None))
         if due > now:
@@ -251,12 +254,13 @@ class Waits(KnownWaits):
                 await self._run._engine.runtime.sleep((due - now) / 1e6)
         self._known[asked.name] = replace(wait, status=EXPIRED)  # nothing is left to withdraw
 
-    async def wait_for_run(self, run_id: str, event: str, place: Sequence[Any]) -> NoReturn:
+    async def wait_for_run(self, run_id: str, event: str, code_position: Sequence[Any]) -> NoReturn:
         """Suspend this run until the run that waits in its block can continue. Raises RunSuspended.
 
-        If that can continue already, this run is released instead of waiting: its code must enter the block again.
+        If that can continue already, this run is released instead of waiting: its code must enter
+        the block again.
         """
-        payload = [run_id, *place]
+        payload = [run_id, *code_position]
         await self._settled([Asked(event, INNER, payload, None, None, b"")], "all", None, None)
         raise RunSuspended(self._run.id)
 
@@ -288,7 +292,7 @@ class Waits(KnownWaits):
         return default
 
     def _check_no_effect(self, asked: Sequence[Asked]) -> None:
-        """Raise BadArgument inside an effect: a wait there would be taken for a crash in its middle."""
+        """Raise BadArgument inside an effect: the next attempt would take a wait there for a crash in its middle."""
         if not self.is_in_effect():
             return
         raise BadArgument(
@@ -316,16 +320,17 @@ class Waits(KnownWaits):
         call = Call(asked, group, timeout_s, due, self._run._branches.around(), default is MISSING)
         self._calls[call] = None
         try:
-            return await self._settle(call)
+            return await self._return_or_suspend(call)
         finally:
             del self._calls[call]
 
-    async def _settle(self, call: Call) -> dict[str, Wait]:
+    async def _return_or_suspend(self, call: Call) -> dict[str, Wait]:
+        """Return the waits of a call when they are settled. Otherwise suspend the run, and raise RunSuspended."""
         run, asked, group = self._run, call.asked, call.group
         is_quiet = False
         for _ in range(_TRIES):
             # 1. What is known: answers that this attempt read at its start, or a moment ago.
-            if call.is_parked:  # by another branch, with its own questions
+            if call.is_suspended:  # by another branch, with its own questions
                 break
             if not run._is_suspended:
                 run._check_live()
@@ -350,19 +355,20 @@ class Waits(KnownWaits):
                     return {
                         name: self._known.get(name) or Wait(name, status=WITHDRAWN) for name in group.names
                     }
-                # 4. Other branches are at work: store the question, and wait for them or an answer.
+                # 4. Other branches are at work: store the question, and wait for them or an answer. A
+                #    crash leaves a run that died, with a question that can be answered already.
                 if not is_quiet and await self._is_busy(call, _GRACE_S):
                     self._has_asked = True
                     await run._write_entries(*entries)
                     await self.read()
-                    is_quiet = await self._others(call)
+                    is_quiet = await self._wait_for_branches(call)
                     continue
-                # 5. Nothing is left to do: park, with all that other branches wait for. A crash
-                #    before this commit leaves a run that died and asks again; a crash after it
-                #    leaves one that waits.
-                with run._branches.parking(self._waiting_steps()) as is_parking:
-                    if is_parking:
-                        await self._park(call, now)
+                # 5. Nothing is left to do: suspend the run, for all that its branches wait for. A
+                #    crash before this commit leaves a run that died and asks again; a crash after
+                #    it leaves one that waits.
+                with run._branches.suspending(self._waiting_steps()) as may_suspend:
+                    if may_suspend:
+                        await self._suspend(call, now)
                         break
                 is_quiet = False  # a step of another branch has begun since
             except EntryHeld as error:
@@ -376,10 +382,12 @@ class Waits(KnownWaits):
             raise StoreBusy(f"the questions of run {run.id!r} were changed at each attempt to ask; try again")
         raise RunSuspended(run.id, () if call.runs else group.names)
 
-    async def _park(self, call: Call, now: int) -> None:
+    async def _suspend(self, call: Call, now: int) -> None:
         """Suspend the run for this call, for those of other branches, and for what was asked before."""
+        # 1. What this process waits for, in all branches.
         calls = [call, *(other for other in tuple(self._calls) if other is not call)]
         entries = {(entry.kind, entry.key): entry for each in calls for entry in self._entries(each, now)}
+        # 2. What branches asked in an earlier attempt, and did not come to ask again in this one.
         groups, others = self._others_waiting(calls, now)
         entries.update(((entry.kind, entry.key), entry) for entry in others)
         runs = [id for each in calls for id in each.runs]
@@ -388,14 +396,16 @@ class Waits(KnownWaits):
             for wait in self._known.values()
             if wait.inner_run is not None and Group(wait.group, wait.mode) in groups
         ]
+        # 3. One commit writes all of these waits and the record of the run: see `RunEnd.suspend`. A wait
+        #    that was answered meanwhile refuses it, and nothing is stored.
         waiting = _waiting([*(each.group for each in calls), *groups], list(entries.values()), now, runs)
         questions = dict.fromkeys(name for each in calls for name in self._unanswered(each.asked))
         is_ready = any(each.runs and self._is_met(each) for each in calls)
         await self._run._end.suspend(waiting, list(entries.values()), list(questions), is_ready=is_ready)
         for each in calls:
-            each.is_parked = True
+            each.is_suspended = True
 
-    async def _others(self, call: Call) -> bool:
+    async def _wait_for_branches(self, call: Call) -> bool:
         """Return True when other branches have been quiet for a moment, False when this one may continue."""
         runtime, run = self._run._engine.runtime, self._run
         look_s, unseen_s, quiet_s = _FIRST_LOOK_S, 0.0, 0.0
@@ -407,7 +417,7 @@ class Waits(KnownWaits):
                 look_s, unseen_s = min(_LONGEST_LOOK_S, 2 * look_s), 0.0
                 await self.read()
                 await self._expire(call.group)
-            if run._is_suspended or call.is_parked or (self._is_met(call) and not call.runs):
+            if run._is_suspended or call.is_suspended or (self._is_met(call) and not call.runs):
                 return False
             run._check_live()
         await self.read()
@@ -450,6 +460,6 @@ class Waits(KnownWaits):
 def _waiting(
     groups: Sequence[Group], entries: Sequence[EntryRecord], now: int, runs: Sequence[str]
 ) -> Waiting:
-    """Return why a run waits, from the groups and the entries of the commit that parks it."""
+    """Return why a run waits, from the groups and the entries of the commit that suspends it."""
     due = [moment(entry.until) for entry in entries if entry.kind == TIMER and not entry.gone]
     return Waiting("answers", moment(now), min(due, default=None), tuple(groups), tuple(dict.fromkeys(runs)))

@@ -30,22 +30,22 @@ def wake(
     codec: Codec, key: ThreadKey, run: EntryRecord, waits: Mapping[str, Wait], name: str, now: int
 ) -> list[EntryRecord]:
     """Return what the settled wait `name` changes of its run: nothing, its rank, or its status."""
-    parked = _parked(codec, key, run)
-    if parked is None or name not in parked.waiting._all_names:
+    waiter = _waiting_run(codec, key, run)
+    if waiter is None or name not in waiter.waiting._all_names:
         return []
     answered = [wait.name for wait in waits.values() if wait.status == ANSWERED]
     expired = [wait.name for wait in waits.values() if wait.status == EXPIRED]
-    if any(group.is_met(answered, expired) for group in parked.waiting.groups):
-        return parked.release(now)
+    if any(group.is_met(answered, expired) for group in waiter.waiting.groups):
+        return waiter.release(now)
     return [EntryRecord(RUN, run.key, None, epoch=run.epoch, fence=NEXT, expect=run.rank)]
 
 
 def wake_at(codec: Codec, key: ThreadKey, run: EntryRecord, due: int, now: int) -> list[EntryRecord]:
     """Return the entries that wake a run that waits for this moment, and for nothing else."""
-    parked = _parked(codec, key, run)
-    if parked is None or parked.waiting.is_pause or parked.waiting.until != moment(due):
+    waiter = _waiting_run(codec, key, run)
+    if waiter is None or waiter.waiting.is_pause or waiter.waiting.until != moment(due):
         return []
-    return parked.release(now)
+    return waiter.release(now)
 
 
 def tell(engine: Engine, key: ThreadKey, entries: Iterable[EntryRecord]) -> None:
@@ -61,7 +61,7 @@ def outer_timer(codec: Codec, run_id: str, outer: Outer, due: int, epoch: int) -
     return EntryRecord(TIMER, key, body, epoch=epoch, fence=NEXT, until=due, clock=WALL)
 
 
-class _Parked:
+class _WaitingRun:
     """A run that waits, as far as it must be read to wake it."""
 
     def __init__(
@@ -87,7 +87,7 @@ class _Parked:
         return entries
 
 
-def _parked(codec: Codec, key: ThreadKey, run: EntryRecord) -> _Parked | None:
+def _waiting_run(codec: Codec, key: ThreadKey, run: EntryRecord) -> _WaitingRun | None:
     if run.status != WAITING:
         return None
     with well_formed(f"run {run.key!r}", key.id):
@@ -96,4 +96,4 @@ def _parked(codec: Codec, key: ThreadKey, run: EntryRecord) -> _Parked | None:
         if not isinstance(waiting.since, dt.datetime):
             raise TypeError("a moment must be a datetime")
         outer = None if fields.get("outer") is None else Outer.unpack(fields["outer"])
-        return _Parked(codec, run, waiting, tickets.Errand.stored(fields), outer)
+        return _WaitingRun(codec, run, waiting, tickets.Errand.stored(fields), outer)

@@ -173,7 +173,8 @@ class AsyncWorker:
                     continue
                 if is_woken:
                     self._queue.is_stale = True
-                    # It may be a timer. Those are read a moment later, once for many submitted runs.
+                    # It may be a timer. Those are read a moment later, once for many submitted
+                    # runs.
                     self._look_at_timers_at(time.monotonic() + _TIMERS_S)
                     self._bell.set()
         finally:
@@ -204,8 +205,8 @@ class AsyncWorker:
         """Hand out what there is to do, as far as hands are free."""
         self._recovery.refuses_all = self._refuses()
         self._claims.full.clear()
-        # A run that was answered does not wait for the search for dead runs; only the first search comes
-        # before all else, because it stores the record of this worker.
+        # A run that was answered does not wait for the search for dead runs; only the first search
+        # comes before all else, because it stores the record of this worker.
         if self._dead_at:
             await self._fill_hands()
         now = time.monotonic()
@@ -314,7 +315,8 @@ class AsyncWorker:
         return False
 
     def _start(self, claimed: Claimed) -> None:
-        # If the place is in use, the store refuses the claim, and the other hand has noted the place.
+        # If the place is in use, the store refuses the claim, and the other hand has noted the
+        # place.
         job = _Job(None if claimed.place in self._places else claimed.place)
         if not self._jobs:
             self._idle = self._engine.runtime.bell()

@@ -17,11 +17,11 @@ import datetime as dt
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from outlive.backend import NEXT, Commit, EntryCursor, EntryQuery, EntryRecord, Fence, ThreadKey
+from outlive.backend import NEXT, Commit, EntryQuery, EntryRecord, Fence, ThreadKey, each_entry
 from outlive.backend.entries import WORKER
 from outlive.backend.records import reserved
 from outlive.dataclass import dataclass
-from outlive.errors import Corrupt, EntryHeld, LeaseLost, OutliveError, well_formed
+from outlive.errors import Corrupt, DamagedEntry, EntryHeld, LeaseLost, OutliveError, well_formed
 from outlive.format.codec import Codec
 from outlive.runs.lease import RUNNING, lapses_at
 from outlive.runs.owner import Owner
@@ -150,16 +150,12 @@ async def remove_dead(engine: Engine, tenant: str) -> None:
 async def _entries(
     engine: Engine, tenant: str, *, lapsed: bool
 ) -> AsyncIterator[tuple[ThreadKey, EntryRecord]]:
+    """Iterate over the records of workers. A damaged one hides no other."""
     key = _thread(tenant)
-    after: EntryCursor | None = None
-    while True:
-        query = EntryQuery(key.tenant, WORKER, thread=key, lapsed=lapsed, after=after, limit=_PAGE)
-        page = await engine.backend.entries(query)
-        for item in page:
-            yield item
-        if len(page) < _PAGE:
-            return
-        after = (page[-1][1].key, key.digest)
+    query = EntryQuery(key.tenant, WORKER, thread=key, lapsed=lapsed, limit=_PAGE)
+    async for _, entry in each_entry(engine.backend, query):
+        if not isinstance(entry, DamagedEntry):
+            yield key, entry
 
 
 def _unpack(codec: Codec, entry: EntryRecord) -> WorkerInfo:

@@ -136,10 +136,11 @@ class Run(SyncContext):
         durability:               when it is stored (default: that of the run): "sync", before this returns;
                                   "async", in the background; "exit", when the run ends
 
-        The other options are those of `thread.save`, without `run` and `fence`. With "exit", and within `throttle_s`
-        of the last save, the state is held back: the call returns None, and the state is stored unless a newer save
-        replaces it. A call that raises leaves the run as it was. But BudgetSpent is raised after the save, if its usage
-        crosses the budget of the run or of its parent.
+        The other options are those of `thread.save`, without `run` and `fence`. With "exit", and
+        within `throttle_s` of the last save, the state is held back: the call returns None, and the
+        state is stored unless a newer save replaces it. A call that raises leaves the run as it
+        was. But BudgetSpent is raised after the save, if its usage crosses the budget of the run or
+        of its parent.
         """
         return run_now(self._run.save(state, iteration=iteration, phase=phase, usage=usage, **options))
 
@@ -168,9 +169,9 @@ class Run(SyncContext):
     ) -> Any:
         """Call a function once: `answer = run.step("ask", call_model, prompt)`.
 
-        Its result is stored, and a later attempt of the run gets it back without a call. All further arguments go to the
-        function. For options, leave the function out: `run.step("pay", effect=True)(charge)(42)`, or as a decorator,
-        `@run.step("ask", key="a")`.
+        Its result is stored, and a later attempt of the run gets it back without a call. All
+        further arguments go to the function. For options, leave the function out: `run.step("pay",
+        effect=True)(charge)(42)`, or as a decorator, `@run.step("ask", key="a")`.
 
         key:            which of several steps of this name; without it they are counted in the order in which they begin
         effect:         store that the step begins, so that a crash in the middle of a side effect is noticed; the
@@ -210,9 +211,10 @@ class Run(SyncContext):
     def emit(self, chunk: Any) -> None:
         """Emit a piece of output for clients that follow the run: `run.emit({"text": "Lis"})`.
 
-        Any value that a state may hold, up to 1 MiB. It is stored with the next save, step or end of the run, or
-        after a fifth of a second, or when 64 KiB wait; `run.flush()` stores it at once. A crash loses what is not
-        stored. A run keeps the newest 16 MiB of its chunks. `store.follow(run.id)` reads them.
+        Any value that a state may hold, up to 1 MiB. It is stored with the next save, step or end
+        of the run, or after a fifth of a second, or when 64 KiB wait; `run.flush()` stores it at
+        once. A crash loses what is not stored. A run keeps the newest 16 MiB of its chunks.
+        `store.follow(run.id)` reads them.
 
         Raises Unencodable, BadArgument for a chunk that is too large, and LeaseLost.
         """
@@ -221,11 +223,12 @@ class Run(SyncContext):
     def child(self, thread_id: str, **options: Unpack[RunOptions]) -> Run:
         """Return a run inside this one: `with run.child("notes", agent="writer") as child`.
 
-        The options are those of `store.run`; its parent is this run. A child that waits makes this run wait too.
+        The options are those of `store.run`; its parent is this run. A child that waits makes this
+        run wait too.
 
-        Without `run_id` and `new=True` it is the same run whenever the code of this run comes here again, told apart by
-        thread, namespace, agent, prompt and order: one that was completed has its result and does nothing again, any
-        other continues from its last step.
+        Without `run_id` and `new=True` it is the same run whenever the code of this run comes here
+        again, told apart by thread, namespace, agent, prompt and order: one that was completed has
+        its result and does nothing again, any other continues from its last step.
         """
         return Run(self._run.child(thread_id, **options))
 
@@ -254,9 +257,10 @@ class Run(SyncContext):
     ) -> Any:
         """Ask a person or another program, and return the answer: `ok = run.ask("refund?", {"eur": 40})`.
 
-        Without an answer the run waits, for days if need be: it gives up its process and its place, and the block
-        ends here without an error, with `run.status == "waiting"`. `store.answer(run.id, name, value)` makes it
-        claimable; the process that resumes it gets the answer from the same call.
+        Without an answer the run waits, for days if need be: it gives up its process and its place,
+        and the block ends here without an error, with `run.status == "waiting"`.
+        `store.answer(run.id, name, value)` makes it claimable; the process that resumes it gets the
+        answer from the same call.
 
         name:       unique in the run; the same question asked again has the same answer
         payload:    what is asked, for `store.questions()`
@@ -273,8 +277,8 @@ class Run(SyncContext):
     ) -> dict[str, Any]:
         """Ask several questions at once and return all answers by name; the run waits until it has all of them.
 
-        `questions` maps names to payloads, or to `outlive.Question(payload, schema)`. After `timeout_s`, missing
-        answers are `default`, or Unanswered is raised.
+        `questions` maps names to payloads, or to `outlive.Question(payload, schema)`. After
+        `timeout_s`, missing answers are `default`, or Unanswered is raised.
         """
         return run_now(self._run.ask_all(questions, timeout_s=timeout_s, default=default))
 
@@ -283,7 +287,8 @@ class Run(SyncContext):
     ) -> tuple[str | None, Any]:
         """Ask several questions at once and return the name and the value of the first answer.
 
-        The other questions are withdrawn. After `timeout_s` it returns `(None, default)`, or raises Unanswered.
+        The other questions are withdrawn. After `timeout_s` it returns `(None, default)`, or raises
+        Unanswered.
         """
         return run_now(self._run.ask_any(questions, timeout_s=timeout_s, default=default))
 
@@ -299,9 +304,9 @@ class Run(SyncContext):
     ) -> None:
         """Sleep for some seconds, or until a moment by the clock of the store, across restarts and deployments.
 
-        A sleep of at most 5 seconds keeps the process; after a crash only the rest of it is slept. For a longer one
-        the run waits, as in `ask`, until a worker or `recover` finds its timer due. `key` tells sleeps of parallel
-        branches apart.
+        A sleep of at most 5 seconds keeps the process; after a crash only the rest of it is slept.
+        For a longer one the run waits, as in `ask`, until a worker or `recover` finds its timer
+        due. `key` tells sleeps of parallel branches apart.
         """
         run_now(self._run.sleep(seconds, until=until, key=key))
 
@@ -312,10 +317,11 @@ class Run(SyncContext):
     def fail(self, error: BaseException | str) -> None:
         """End the run because of an error. What it saved is kept, and `store.retry` continues from it.
 
-        A run with `backoff_s` waits instead, and is tried again, until it is parked after `max_attempts` failures.
+        A run with `backoff_s` waits instead, and is tried again, until it is parked after
+        `max_attempts` failures.
 
-        Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended nevertheless;
-        `cancel` and `release` do the same.
+        Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended
+        nevertheless; `cancel` and `release` do the same.
         """
         run_now(self._run.fail(error))
 

@@ -60,7 +60,8 @@ class Thread(Generic[S]):
         durability:       "sync" or "async": store in the background, in order (default: the store's)
         timeout_s:        how long the call may take (default: the store's)
 
-        Raises Unencodable, HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store fails.
+        Raises Unencodable, HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store
+        fails.
         """
         return run_now(self._thread.save(state, **options))
 
@@ -69,7 +70,8 @@ class Thread(Generic[S]):
     ) -> S | None:
         """Return the newest state, that of a checkpoint, or the newest at a moment; None when there is none.
 
-        `at` is a datetime with a time zone: `thread.load(at=datetime.now(UTC) - timedelta(hours=1))`.
+        `at` is a datetime with a time zone: `thread.load(at=datetime.now(UTC) -
+        timedelta(hours=1))`.
         """
         return run_now(self._thread.load(id, at=at, timeout_s=timeout_s))
 
@@ -170,8 +172,9 @@ class Thread(Generic[S]):
     ) -> None:
         """Store what a finished task wrote, on a checkpoint that may not be saved yet (default: the head).
 
-        The first write of a (task, position) wins; the control channels (`__error__`, `__scheduled__`,
-        `__interrupt__`, `__resume__`) keep the last. `fence` is a run or a lock that must still hold this thread.
+        The first write of a (task, position) wins; the control channels (`__error__`,
+        `__scheduled__`, `__interrupt__`, `__resume__`) keep the last. `fence` is a run or a lock
+        that must still hold this thread.
         """
         run_now(
             self._thread.write(
@@ -246,8 +249,8 @@ class Thread(Generic[S]):
     ) -> Pruned:
         """Delete checkpoints with their pending writes, or all of a run. Data that others share is kept.
 
-        An id means this namespace, or every namespace with `all_namespaces`. A checkpoint and a pair of
-        (namespace, id) name their own. Ids that do not exist are not counted.
+        An id means this namespace, or every namespace with `all_namespaces`. A checkpoint and a
+        pair of (namespace, id) name their own. Ids that do not exist are not counted.
         """
         return run_now(
             self._thread.delete_checkpoints(ids, run=run, erase=erase, all_namespaces=all_namespaces)
@@ -264,7 +267,8 @@ class Thread(Generic[S]):
     ) -> Pruned:
         """Keep the newest `keep_last` checkpoints of each namespace and open interrupts; delete the rest.
 
-        `keep_lineage` keeps their ancestors too. `erase` leaves no byte of what is deleted in any chunk.
+        `keep_lineage` keeps their ancestors too. `erase` leaves no byte of what is deleted in any
+        chunk.
         """
         return run_now(
             self._thread.prune(

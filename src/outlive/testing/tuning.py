@@ -6,7 +6,8 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 
-# What a test calls it: the modules of `outlive` that read the constant at each use, and its name there.
+# What a test calls it: the modules of `outlive` that read the constant at each use, and its name
+# there.
 _CONSTANTS: dict[str, tuple[str, ...]] = {
     "chunk_raw_bytes": ("format.chunk", "format.planner", "MAX_RAW"),
     "segment_bytes": ("format.splitter", "SEGMENT"),

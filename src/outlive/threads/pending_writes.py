@@ -1,7 +1,7 @@
 """Pending writes as a backend stores them. Pure, no I/O.
 
-A write is part of one checkpoint alone and shares nothing, so its value is stored in its row. One that
-is large is stored in chunks, like a state.
+A write is part of one checkpoint alone and shares nothing, so its value is stored in its row. One
+that is large is stored in chunks, like a state.
 """
 
 from __future__ import annotations

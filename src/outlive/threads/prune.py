@@ -193,6 +193,7 @@ async def _remove_once(
     dry_run: bool,
     at_once: bool,
 ) -> Pruned:
+    """Remove what `choose` picks from what was read. Raises StaleBase if others delete meanwhile."""
     # 1. Choose. Only what is there can go; pending writes may be there without their checkpoint.
     known = keys_of(contents.records) | {write.checkpoint_key for write in contents.writes}
     removed = await choose(contents.records) & known

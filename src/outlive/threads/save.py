@@ -47,8 +47,8 @@ class Draft:
     namespace: str
     id: str
     parent: str | None = None
-    follows: bool = True
-    expect: tuple[str, str | None] | None = None
+    follows: bool = True  # no parent was named: it is the head at the commit
+    expect: tuple[str, str | None] | None = None  # (namespace, id) of the head; the id None: there is none
     step: int | None = None
     source: str = "loop"
     run: str | None = None
@@ -148,14 +148,14 @@ class Save:
     draft: Draft
 
     async def run(self, *, emits: bool = True) -> CheckpointInfo:
-        """Commit the state; on a stale base read the newest and try again, at last without any.
+        """Commit the state. After StaleBase, read the head again and retry; the last attempt shares nothing.
 
         `emits`: listeners are told of it.
         """
         engine, draft, thread = self.engine, self.draft, self.key.id
         start = time.perf_counter()
         deadline = Deadline(engine.timeout_s if draft.timeout_s is None else draft.timeout_s)
-        reason = ""
+        reason = ""  # why an attempt may be stored although it was refused
         for attempt in range(_REBASES + 1):
             try:
                 saved = await self._try(deadline, engine.cache if attempt < _REBASES else None)
@@ -165,6 +165,7 @@ class Save:
             except StoreError as error:
                 if not reason or isinstance(error, OutcomeUnknown):
                     raise
+                # This attempt did nothing, but an earlier one may be stored.
                 raise OutcomeUnknown(thread, draft.id, deadline.timeout_s, str(error)) from error
             else:
                 if saved is not None:
@@ -187,10 +188,12 @@ class Save:
         commit = prepared.commit
         commit.timeout_s = draft.timeout_s = deadline.as_timeout_s()
         try:
-            # 2. Commit: all of it or none. A crash here leaves the parent as head.
+            # 2. Commit: all of it or none. A crash before the commit point leaves the parent as head; a
+            #    crash after it, the checkpoint: a caller that repeats the save gets it by its id.
             (result,) = await engine.backend.commit_all([commit])
             if isinstance(result, StaleBase) and prepared.fits(result):
-                # Others deleted something, and nothing that this save shares.
+                # Others deleted something, but nothing that this save shares: send it again as it
+                # is.
                 timeout_s, token = deadline.as_timeout_s(), os.urandom(8)
                 commit = replace(commit, generation=result.generation, timeout_s=timeout_s, token=token)
                 (result,) = await engine.backend.commit_all([commit])
@@ -199,7 +202,7 @@ class Save:
         except StaleBase:
             raise  # the caller reads the newest state and tries again
         except BaseException as error:
-            # Saved or not: the next save must read what is there.
+            # Whether it is stored is not known here: the next save must read what is.
             engine.cache.drop(key.digest, draft.namespace)
             # A replacement is no new checkpoint, so the backend does not look for its id first: an
             # earlier attempt of the caller may be what moved the head or ended the lease.
@@ -213,7 +216,7 @@ class Save:
         draft.receipt = result
         if result.existing is not None:
             return await self._repeated(prepared, deadline)
-        # 3. Make it the new base.
+        # 3. Make it the new base. That is in memory alone: after a crash the next save reads the head.
         prepared.plan.record_spans()
         (record,) = result.checkpoints
         base = Base(record, result.generation, prepared.plan.pieces)

@@ -125,7 +125,8 @@ class AsyncThread(Generic[S]):
         durability:       "sync" or "async": store in the background, in order (default: the store's)
         timeout_s:        how long the call may take (default: the store's)
 
-        Raises Unencodable, HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store fails.
+        Raises Unencodable, HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store
+        fails.
         """
         draft = Draft(self.namespace, new_id(), timeout_s=self._engine.timeout_s)
         durability = None
@@ -178,7 +179,8 @@ class AsyncThread(Generic[S]):
     ) -> S | None:
         """Return the newest state, that of a checkpoint, or the newest at a moment; None when there is none.
 
-        `at` is a datetime with a time zone: `thread.load(at=datetime.now(UTC) - timedelta(hours=1))`.
+        `at` is a datetime with a time zone: `thread.load(at=datetime.now(UTC) -
+        timedelta(hours=1))`.
         """
         stored = await self._read(id, at, timeout_s)
         return None if stored is None else self._engine.unpack(self._key, stored[0].record.id, stored[1])
@@ -341,8 +343,9 @@ class AsyncThread(Generic[S]):
     ) -> None:
         """Store what a finished task wrote, on a checkpoint that may not be saved yet (default: the head).
 
-        The first write of a (task, position) wins; the control channels (`__error__`, `__scheduled__`,
-        `__interrupt__`, `__resume__`) keep the last. `fence` is a run or a lock that must still hold this thread.
+        The first write of a (task, position) wins; the control channels (`__error__`,
+        `__scheduled__`, `__interrupt__`, `__resume__`) keep the last. `fence` is a run or a lock
+        that must still hold this thread.
         """
         pairs, token = check_pairs(writes), self._fence(fence)
         deadline = Deadline(self._store._timeout(timeout_s))
@@ -519,8 +522,8 @@ class AsyncThread(Generic[S]):
     ) -> Pruned:
         """Delete checkpoints with their pending writes, or all of a run. Data that others share is kept.
 
-        An id means this namespace, or every namespace with `all_namespaces`. A checkpoint and a pair of
-        (namespace, id) name their own. Ids that do not exist are not counted.
+        An id means this namespace, or every namespace with `all_namespaces`. A checkpoint and a
+        pair of (namespace, id) name their own. Ids that do not exist are not counted.
         """
         from outlive.threads import prune
 
@@ -541,7 +544,8 @@ class AsyncThread(Generic[S]):
     ) -> Pruned:
         """Keep the newest `keep_last` checkpoints of each namespace and open interrupts; delete the rest.
 
-        `keep_lineage` keeps their ancestors too. `erase` leaves no byte of what is deleted in any chunk.
+        `keep_lineage` keeps their ancestors too. `erase` leaves no byte of what is deleted in any
+        chunk.
         """
         from outlive.threads import prune
         from outlive.threads.keep_policy import KeepPolicy

@@ -13,7 +13,6 @@ from outlive.backend import (
     RESERVED,
     Backend,
     CheckpointRecord,
-    EntryCursor,
     EntryQuery,
     HistoryQuery,
     ThreadKey,
@@ -21,9 +20,10 @@ from outlive.backend import (
     WriteRecord,
     all_entries,
     all_records,
+    each_entry,
 )
 from outlive.backend.entries import ENCRYPTED, KINDS
-from outlive.errors import Corrupt, DamagedEntry, OutliveError, StoreError
+from outlive.errors import Corrupt, OutliveError, StoreError
 from outlive.format import manifest
 from outlive.format.layout import Span, expand, has_composite
 from outlive.layers.encryption.keyring import key_of
@@ -107,26 +107,11 @@ async def _keys_with(
     Damaged entries are skipped: the check of their thread reports them.
     """
     inner = backend.inner if isinstance(backend, Encrypted) else backend
-    after: EntryCursor | None = None
-    limit = _PAGE
-    while True:
-        try:
-            page = await inner.entries(EntryQuery(tenant, kind, after=after, limit=limit))
-            places = [(key, entry.key) for key, entry in page]
-            is_last = len(page) < limit
-        except DamagedEntry as error:
-            if limit > 1:
-                limit //= 2
-                continue
-            places, is_last, limit = [(ThreadKey.of(tenant, error.thread or ""), error.key)], False, _PAGE
-        except StoreError as error:
-            problems.append(Problem.of(error))
-            return
-        for key, _ in places:
+    try:
+        async for key, _ in each_entry(inner, EntryQuery(tenant, kind, limit=_PAGE)):
             yield key
-        before, after = after, (places[-1][1], places[-1][0].digest) if places else None
-        if is_last or before == after:
-            return
+    except StoreError as error:
+        problems.append(Problem.of(error))
 
 
 async def _verify_once(engine: Engine, key: ThreadKey) -> Verified:

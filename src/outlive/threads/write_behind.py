@@ -70,13 +70,14 @@ class SaveQueue:
             # 1. Split and plan on the base of the queue. Nothing is stored, nothing is in the
             #    queue.
             prepared = await Save(self._engine, self._key, state, draft).prepare(self._bases)
-            # 2. Take the places of the plan for stored, before they are: a failure drops the base.
+            # 2. Note the places of the plan as if they were stored, so that the next save can share
+            #    them. If this save fails, the base is dropped with them.
             prepared.plan.record_spans()
             record, old = prepared.commit.checkpoints[0], prepared.base
             item = _Item(prepared, old.save if old is not None and isinstance(old.save, _Item) else None)
             base = Base(record, old.generation if old is not None else 0, prepared.plan.pieces, save=item)
             self._bases.put((self._key.digest, draft.namespace), base)
-            # 3. Queue it. A crash from here until its commit loses it.
+            # 3. Queue it. A crash from here until its commit loses it, and all that are queued after it.
             self._append(item)
         return manifest.describe(self._key.id, record, draft)
 
@@ -115,6 +116,7 @@ class SaveQueue:
             raise failure
 
     async def _drain(self) -> None:
+        """Store the queue in order. A crash between two commits leaves a prefix of the saves."""
         try:
             while (item := self._next()) is not None:
                 await self._note_stored(item, await self._commit(item))
@@ -130,7 +132,7 @@ class SaveQueue:
             return None
 
     async def _commit(self, item: _Item) -> Receipt:
-        """Commit in the generation in which the item before was stored, or in which its base was read."""
+        """Commit one save, in the generation in which the one before it was stored, or its base was read."""
         commit, before = item.prepared.commit, item.before
         if before is not None and before.failure is not None:
             raise before.failure  # the save before failed after this one was split
@@ -184,9 +186,9 @@ class SaveQueue:
             self._queue.clear()
             self._task = None
             self._bases.drop(self._key.digest)
-            known = self._failure  # not raised yet: the first cause counts for all
-            cause = known.__cause__ if known is not None and known.__cause__ is not None else error
+            earlier = self._failure  # not raised yet: its cause counts for all
+            cause = earlier.__cause__ if earlier is not None and earlier.__cause__ is not None else error
             self._failure = DelayedSaveFailed(
-                self._key.id, (known.checkpoints if known else []) + lost, cause
+                self._key.id, (earlier.checkpoints if earlier else []) + lost, cause
             )
             self._failure.__cause__ = cause

@@ -1,6 +1,7 @@
 """The conversation in a state: messages of OpenAI, Anthropic, LangChain, Pydantic AI and Google, in one shape.
 
-They are recognised by their layout alone. What is not understood is shown as a value, never left out.
+They are recognised by their layout alone. What is not understood is shown as a value, never left
+out.
 """
 
 from __future__ import annotations

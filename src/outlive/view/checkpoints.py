@@ -1,7 +1,7 @@
 """A checkpoint with its state, and the changes between two, as items.
 
-Of a LangGraph thread these are values, messages, next nodes and interrupts. The rest of the stored state is LangGraph's
-bookkeeping; `is_raw` shows it, as of any other thread.
+Of a LangGraph thread these are values, messages, next nodes and interrupts. The rest of the stored
+state is LangGraph's bookkeeping; `is_raw` shows it, as of any other thread.
 """
 
 from __future__ import annotations

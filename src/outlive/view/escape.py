@@ -1,7 +1,8 @@
 """Escapes text from a store so that it cannot control a terminal, and reads it back.
 
-Control characters, lone surrogates, marks that change the direction of text and invisible characters
-are written as escapes. Users can pass an escaped id to a command: ids are also looked up unescaped.
+Control characters, lone surrogates, marks that change the direction of text and invisible
+characters are written as escapes. Users can pass an escaped id to a command: ids are also looked up
+unescaped.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import shlex
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _CHARS = {escape: char for char, escape in _NAMED.items()}
 _ESCAPE = re.compile(r"\\n|\\r|\\t|\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
-# Control characters (Cc), lone surrogates (Cs), formats (Cf: direction marks, zero-width characters),
-# line and paragraph separators, fillers and variation selectors: two ids that look alike may differ
-# in these only.
+# Control characters (Cc), lone surrogates (Cs), formats (Cf: direction marks, zero-width
+# characters), line and paragraph separators, fillers and variation selectors: two ids that look
+# alike may differ in these only.
 _UNSAFE = re.compile(
     "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u034f\\u0600-\\u0605\\u061c\\u06dd\\u070f\\u0890\\u0891\\u08e2\\u115f\\u1160\\u17b4\\u17b5"
     "\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb"

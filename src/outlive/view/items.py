@@ -1,7 +1,7 @@
 """The items of --json: threads, checkpoints, writes, runs, steps, attempts, questions and workers.
 
-All that the program tells of these as JSON is made here, from what the API returns and nothing else: no options, no
-terminal. Fields are added, never changed.
+All that the program tells of these as JSON is made here, from what the API returns and nothing
+else: no options, no terminal. Fields are added, never changed.
 """
 
 from __future__ import annotations
@@ -236,6 +236,7 @@ def question_item(question: QuestionInfo) -> dict[str, Any]:
         "by": question.by,
         "answered_at": _iso(question.answered_at),
         "refused": question.refused,
+        "error": question.error,
     }
 
 

@@ -76,7 +76,8 @@ class OpenedStore(Store):
         """
         from outlive.runs.start import Start, StartOptions
 
-        # `store.retry` would read what the run did, which may have values of types that only its program knows.
+        # `store.retry` would read what the run did, which may have values of types that only its
+        # program knows.
         place = self.asynchronous.thread(run.thread, namespace=run.namespace)
         start = Start(self.engine, place, run, StartOptions(retries=True))
         holding = run_now(start.take())

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from outlive.backend import escape
 from outlive.dataclass import dataclass
+from outlive.errors import Corrupt, RunMissing
+from outlive.view.advice import describe_unreadable, message_with_advice
 from outlive.view.items import USAGE_FIELDS, run_details, run_item
 from outlive.view.lease_clock import LeaseClock
 from outlive.view.opaque import unwrap
@@ -66,12 +68,15 @@ class RunView:
     store: OpenedStore
     workers: Workers
     usages: Usages
+    damage: list[str]  # why something of the run, or of others in its list, cannot be read
 
     @classmethod
     def of(cls, store: OpenedStore, info: RunInfo) -> RunView:
-        return cls(info, LeaseClock.of(store), store, Workers(store), Usages())
+        return cls(info, LeaseClock.of(store), store, Workers(store), Usages(), [])
 
     def item(self) -> dict[str, Any]:
+        if not self.info.is_readable:
+            note_damage(self.damage, describe_unreadable(f"run {self.info.id!r}", self.info.error))
         left_s = self.clock.left_s(self.info) if self.info.status == "running" else None
         standing = self.clock.standing(self.info)
         return run_item(
@@ -89,10 +94,20 @@ class RunView:
     def _usage(self) -> dict[str, Any]:
         """Return tokens and cost as the run reports them, else the sum over its models."""
         usage = {name: self.info.usage[name] for name in USAGE_FIELDS if is_number(self.info.usage.get(name))}
-        return usage or self.usages.of(self.info, self._usage_of_models)
+        if usage or not self.info.is_readable:
+            return usage
+        try:
+            return self.usages.of(self.info, self._usage_of_models)
+        except RunMissing:  # it was deleted meanwhile
+            return {}
+        except Corrupt as error:
+            note_damage(self.damage, message_with_advice(error))
+            return {}
 
     def _usage_of_models(self) -> dict[str, Any]:
-        responses = self.responses() if self.info.attempt else []  # a submitted run has asked nothing yet
+        if not self.info.attempt:
+            return {}  # a submitted run has asked nothing yet
+        responses = self.responses()
         if not responses:
             return {}
         return {name: sum(response.get(name) or 0 for response in responses) for name in USAGE_FIELDS}
@@ -108,17 +123,37 @@ class RunView:
     def responses(self) -> list[dict[str, Any]]:
         """Return the fields of the responses of the models."""
         responses = self.store.responses(self.info.id, thread=self.info.thread)
-        # Most commands open the store with a codec that builds no values: then these are fields already.
+        # Most commands open the store with a codec that builds no values: then these are fields
+        # already.
         fields = [unwrap(response) for response in responses]
         return [item if isinstance(item, dict) else item.to_snapshot() for item in fields]
 
 
-def run_of_head(store: OpenedStore, info: ThreadInfo, clock: LeaseClock) -> dict[str, Any] | None:
-    """Return the run that saved the newest checkpoint of a thread, for the item of the thread."""
+def run_of_head(
+    store: OpenedStore, info: ThreadInfo, clock: LeaseClock, damage: list[str]
+) -> dict[str, Any] | None:
+    """Return the run that saved the newest checkpoint of a thread, for the item of the thread.
+
+    Without it the thread can still be listed: when it cannot be read, `damage` gets the reason.
+    """
     if info.head is None or info.head.run is None:
         return None
-    run = store.find_run(info.head.run, thread=info.id)
-    return None if run is None else {"id": run.id, "status": run.status, "standing": clock.standing(run)}
+    try:
+        run = store.find_run(info.head.run, thread=info.id)
+    except Corrupt as error:
+        note_damage(damage, message_with_advice(error))
+        return None
+    if run is None:
+        return None
+    if not run.is_readable:
+        note_damage(damage, describe_unreadable(f"run {run.id!r}", run.error))
+    return {"id": run.id, "status": run.status, "standing": clock.standing(run)}
+
+
+def note_damage(damage: list[str], message: str) -> None:
+    """Add a reason, once."""
+    if message not in damage:
+        damage.append(message)
 
 
 def is_number(value: object) -> bool:
@@ -133,8 +168,13 @@ def list_runs(
     limit: int | None,
     after: str | None,
     usages: Usages,
+    damage: list[str],
 ) -> tuple[list[RunView], str | None]:
-    """Return the runs in one of the wanted states by id, and the id after which there are more."""
+    """Return the runs in one of the wanted states by id, and the id after which there are more.
+
+    A damaged run is among them and hides no other. When the items of the runs are made, `damage`
+    gets why something cannot be read.
+    """
     clock, workers = LeaseClock.of(store), Workers(store)
     usages.look_again()
     views: list[RunView] = []
@@ -145,5 +185,5 @@ def list_runs(
         if wanted & {clock.standing(info), info.status}:
             if len(views) == limit:
                 return views, views[-1].info.id
-            views.append(RunView(info, clock, store, workers, usages))
+            views.append(RunView(info, clock, store, workers, usages, damage))
     return views, None

@@ -1,7 +1,7 @@
 """`OutliveArtifactService`: the files of ADK on any store.
 
-A file is a thread, and each version of it a checkpoint with the id `v0`, `v1`, ... Two processes that
-save one file at once get two versions.
+A file is a thread, and each version of it a checkpoint with the id `v0`, `v1`, ... Two processes
+that save one file at once get two versions.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ class _File(NamedTuple):
 class OutliveArtifactService(BaseArtifactService):
     """Artifacts in threads: `OutliveArtifactService("sqlite:///agent.db")`, or on a store that is open.
 
-    Bytes are stored as bytes, and a version shares with the one before what they have in common. A file
-    whose name begins with `user:` belongs to the user, all others to a session. `delete_artifact`
-    leaves no byte. Options are those of `outlive.open`. Use it from any event loop, thread or forked child.
+    Bytes are stored as bytes, and a version shares with the one before what they have in common. A
+    file whose name begins with `user:` belongs to the user, all others to a session.
+    `delete_artifact` leaves no byte. Options are those of `outlive.open`. Use it from any event
+    loop, thread or forked child.
     """
 
     def __init__(self, store: str | Store | AsyncStore, **options: Any) -> None:

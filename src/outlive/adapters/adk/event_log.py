@@ -1,8 +1,9 @@
 """A session in a thread: its own state and its events, each event a checkpoint.
 
-The thread's state is `{"state": {...}, "time": ..., "events": [...]}`. An event is saved only after the
-checkpoint that its session was read at, or had saved last: a writer that has not seen what another one
-added is told, and changes nothing. Inside a run of that thread, the event carries the fence of the run.
+The thread's state is `{"state": {...}, "time": ..., "events": [...]}`. An event is saved only after
+the checkpoint that its session was read at, or had saved last: a writer that has not seen what
+another one added is told, and changes nothing. Inside a run of that thread, the event carries the
+fence of the run.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class EventLog:
     ) -> str:
         """Add an event, with what it changes in the session's own state, and return the checkpoint.
 
-        Raises SessionNotFoundError, and StaleSessionError when the session has changed since its marker.
+        Raises SessionNotFoundError, and StaleSessionError when the session has changed since its
+        marker.
         """
         key = (store._engine, thread_id)
         known = self._known.pop(key, None)

@@ -69,11 +69,12 @@ def run(
 ) -> AgentOutcome:
     """Run an app, an agent or a workflow as a run of `store`, in that session, which is made if there is none.
 
-    With the `run_id` of a run that has ended, return its output and call nothing. `on_event` gets the
-    events of ADK. Options of `store.run` (`run_id`, `agent`, `lease_s`, ...) describe the run;
+    With the `run_id` of a run that has ended, return its output and call nothing. `on_event` gets
+    the events of ADK. Options of `store.run` (`run_id`, `agent`, `lease_s`, ...) describe the run;
     `store.recover` chooses a handler by `agent` (default: the name of the app). `run_config` and
     `state_delta` go to `Runner.run_async`, all others to `Runner`, such as `artifact_service`.
-    Raises ThreadBusy while another run has this session, LeaseLost when another process has taken this one.
+    Raises ThreadBusy while another run has this session, LeaseLost when another process has taken
+    this one.
     """
     drive = _Drive(app, options, on_event)
     ours, thread_id = drive.described(message, user_id, session_id, options)
@@ -270,8 +271,8 @@ def _has_ended(root: Any, events: list[Event]) -> bool:
 def _lost_calls(root: Any, events: list[Event]) -> set[str]:
     """Return the ids of the events with calls that ADK would neither make nor answer when it resumes the invocation.
 
-    It makes the calls of an event again while that is the last one of its agent. Elsewhere it ends that agent as
-    if it waited. Without the event, the agent asks its model again.
+    It makes the calls of an event again while that is the last one of its agent. Elsewhere it ends
+    that agent as if it waited. Without the event, the agent asks its model again.
     """
     answered = {response.id for event in events for response in event.get_function_responses()}
     return {

@@ -32,10 +32,10 @@ class _Home(Protocol):
 class OutliveSessionService(BaseSessionService):
     """Sessions in threads: `OutliveSessionService("sqlite:///agent.db")`, or on a store that is open.
 
-    Every event is a checkpoint: `history`, `diff` and `fork` look back, and `get_session(at=...)` returns
-    a session as it was. Of two processes that append at once, the one that has not seen the other's
-    event gets StaleSessionError, and nothing is lost. Options are those of `outlive.open`. Use it from
-    any event loop, thread or forked child.
+    Every event is a checkpoint: `history`, `diff` and `fork` look back, and `get_session(at=...)`
+    returns a session as it was. Of two processes that append at once, the one that has not seen the
+    other's event gets StaleSessionError, and nothing is lost. Options are those of `outlive.open`.
+    Use it from any event loop, thread or forked child.
     """
 
     def __init__(self, store: str | Store | AsyncStore, **options: Any) -> None:
@@ -122,7 +122,8 @@ class OutliveSessionService(BaseSessionService):
     async def append_event(self, session: Session, event: Event) -> Event:
         """Add an event: when this returns, it survives a crash. Part of an event is not stored.
 
-        Raises StaleSessionError when the session has changed in the store since this object was read.
+        Raises StaleSessionError when the session has changed in the store since this object was
+        read.
         """
         if event.partial:
             return event
@@ -135,7 +136,8 @@ class OutliveSessionService(BaseSessionService):
 
         async def append(store: AsyncStore) -> str:
             if deltas["app"] or deltas["user"]:
-                # Before the event: after a crash in between, the event is made again, with the same change.
+                # Before the event: after a crash in between, the event is made again, with the same
+                # change.
                 await self._log.check(store, thread_id, seen)
                 await self._share(store, session.app_name, session.user_id, deltas)
             return await self._log.append(store, thread_id, seen, plain, deltas["session"])

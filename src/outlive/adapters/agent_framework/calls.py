@@ -2,7 +2,8 @@
 
 A request to a model has no id of its own. It is named by what it comes after: the kinds of its
 messages and the ids of the calls in them. Inside a workflow many agents work at once, and each
-superstep begins with a checkpoint, so there the name has that checkpoint, the agent and the texts too.
+superstep begins with a checkpoint, so there the name has that checkpoint, the agent and the texts
+too.
 """
 
 from __future__ import annotations
@@ -184,7 +185,8 @@ class KeptTools(FunctionMiddleware):
     async def process(self, context: FunctionInvocationContext, call_next: Next) -> None:
         """Set the result of a call: the stored one, if an earlier attempt of the run got it.
 
-        The framework tells the model about errors of tools. An error that ends the run must not be one of them.
+        The framework tells the model about errors of tools. An error that ends the run must not be
+        one of them.
         """
         work = _durable_work()
         if work is None:

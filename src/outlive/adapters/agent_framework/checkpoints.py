@@ -1,8 +1,8 @@
 """`OutliveCheckpointStorage`: the checkpoints of workflows, each as a checkpoint of a thread.
 
-The state is `{"checkpoint": {...}}`, encoded as the framework encodes it: values that are no JSON are
-pickled by it, one by one, so lists share what is equal. Only classes that the framework allows, and
-those that you name, are loaded.
+The state is `{"checkpoint": {...}}`, encoded as the framework encodes it: values that are no JSON
+are pickled by it, one by one, so lists share what is equal. Only classes that the framework allows,
+and those that you name, are loaded.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Plain = dict[str, Any]
 class OutliveCheckpointStorage:
     """Checkpoints of workflows in a thread: `OutliveCheckpointStorage("trip-42", "sqlite:///agent.db")`.
 
-    A checkpoint costs what changed since the one before, and finding the latest reads one. Give each
-    conversation a thread of its own: the framework tells workflows apart by name, not their runs.
-    `allowed_checkpoint_types` are classes that a checkpoint may hold beside those of the framework,
-    as classes or as "module:qualname". Options are those of `outlive.open`. Use it from any event loop,
-    thread or forked child.
+    A checkpoint costs what changed since the one before, and finding the latest reads one. Give
+    each conversation a thread of its own: the framework tells workflows apart by name, not their
+    runs. `allowed_checkpoint_types` are classes that a checkpoint may hold beside those of the
+    framework, as classes or as "module:qualname". Options are those of `outlive.open`. Use it from
+    any event loop, thread or forked child.
     """
 
     def __init__(

@@ -39,10 +39,10 @@ class OutliveHistoryProvider(HistoryProvider):
 
     The id of a session is the id of its thread. Every change is a checkpoint: `history`, `diff` and
     `fork` look back, and `get_messages(id, at=...)` reads the messages as they were. `clear` also
-    erases them from the history, unless `keep_history=True`. Two processes that save at the same time
-    lose nothing; with `guard="head"` the one that has not seen the other's messages gets HeadMoved.
-    The flags are those of every history provider, all other options those of `outlive.open`. Use it
-    from any event loop, thread or forked child.
+    erases them from the history, unless `keep_history=True`. Two processes that save at the same
+    time lose nothing; with `guard="head"` the one that has not seen the other's messages gets
+    HeadMoved. The flags are those of every history provider, all other options those of
+    `outlive.open`. Use it from any event loop, thread or forked child.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Agents and workflows of the framework as runs: begun by one process, finished by it or by another.
 
-An agent is started again with its input, and its finished calls return what is stored. A workflow is
-continued from its last checkpoint; in the superstep that was under way, finished calls of its agents
-return what is stored.
+An agent is started again with its input, and its finished calls return what is stored. A workflow
+is continued from its last checkpoint; in the superstep that was under way, finished calls of its
+agents return what is stored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class AgentOutcome:
     """What became of a run of an agent or a workflow."""
 
     run: RunInfo
-    # Of an agent: its text, or the value of its response_format. Of a workflow: the list of its outputs.
+    # Of an agent: its text, or the value of its response_format. Of a workflow: the list of its
+    # outputs.
     output: Any = None
     # Of an agent; None for a run that waits, or had ended before.
     response: AgentResponse[Any] | None = None
@@ -60,11 +61,12 @@ def run(
     """Run an agent or a workflow as a run of `store`, on that thread, and return its outcome.
 
     An agent has the history of the thread; a workflow leaves its checkpoints there, which may hold
-    `allowed_checkpoint_types`. With the `run_id` of a run that has ended, return its output and call
-    nothing. `on_event` gets the updates of the agent's stream, or the events of the workflow. Options
-    of `store.run` (`run_id`, `agent`, `lease_s`, ...) describe the run; `store.recover` chooses a handler
-    by `agent` (default: the name of the agent or workflow). All others go to `subject.run`. Raises
-    ThreadBusy while another run has this thread, LeaseLost when another process has taken this one.
+    `allowed_checkpoint_types`. With the `run_id` of a run that has ended, return its output and
+    call nothing. `on_event` gets the updates of the agent's stream, or the events of the workflow.
+    Options of `store.run` (`run_id`, `agent`, `lease_s`, ...) describe the run; `store.recover`
+    chooses a handler by `agent` (default: the name of the agent or workflow). All others go to
+    `subject.run`. Raises ThreadBusy while another run has this thread, LeaseLost when another
+    process has taken this one.
     """
     ours, theirs = _split(subject, options)
     drive = _drive(subject, theirs, on_event, allowed_checkpoint_types)

@@ -1,6 +1,7 @@
 """Claude Agent SDK: sessions in threads, and queries as runs that survive their process.
 
-options = ClaudeAgentOptions(session_store=OutliveSessionStore("sqlite:///agent.db"), session_store_flush="eager")
+options = ClaudeAgentOptions(session_store=OutliveSessionStore("sqlite:///agent.db"),
+session_store_flush="eager")
 """
 
 from outlive.adapters.claude.runs import QueryOutcome, aresume, arun, resume, run

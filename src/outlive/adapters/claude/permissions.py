@@ -1,8 +1,9 @@
 """Permissions to use a tool as questions of a run.
 
-The program that the SDK drives asks for a permission and waits, while a run may wait for days. So it is
-stopped, with its transcript stored, and the run asks. With the answer it is started again, told what was
-decided, and makes the call again: the n-th call of a tool with an input is the n-th question about these.
+The program that the SDK drives asks for a permission and waits, while a run may wait for days. So
+it is stopped, with its transcript stored, and the run asks. With the answer it is started again,
+told what was decided, and makes the call again: the n-th call of a tool with an input is the n-th
+question about these.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Queries of the Claude Agent SDK as runs, which another process finishes when theirs dies.
 
-`run` starts a run on the thread of a session. The transcript is stored while the program that the SDK drives
-works. A process that resumes the run starts that program again with the stored transcript, and asks it to
-continue: tool calls that are finished are in there, and a call that was under way is reported to the model as
-interrupted.
+`run` starts a run on the thread of a session. The transcript is stored while the program that the
+SDK drives works. A process that resumes the run starts that program again with the stored
+transcript, and asks it to continue: tool calls that are finished are in there, and a call that was
+under way is reported to the model as interrupted.
 
     store.recover({"claude": lambda run: resume(options, run)})
 """
@@ -78,11 +78,12 @@ def run(
 ) -> QueryOutcome:
     """Send a prompt as a run of `store`, in that session (a UUID), which is made if there is none.
 
-    With the `run_id` of a run that has ended, return its output and start nothing. With `ask=True`, every
-    permission that the SDK would pass to `can_use_tool` is a question of the run. `on_message` gets the messages of
-    the SDK. `described` are options of `store.run` (`run_id`, `agent`, `lease_s`, ...); `store.recover` chooses a
-    handler by `agent` (default: "claude"). Raises ThreadBusy while another run has this session, LeaseLost when
-    another process has taken this one.
+    With the `run_id` of a run that has ended, return its output and start nothing. With `ask=True`,
+    every permission that the SDK would pass to `can_use_tool` is a question of the run.
+    `on_message` gets the messages of the SDK. `described` are options of `store.run` (`run_id`,
+    `agent`, `lease_s`, ...); `store.recover` chooses a handler by `agent` (default: "claude").
+    Raises ThreadBusy while another run has this session, LeaseLost when another process has taken
+    this one.
     """
     drive = _Drive(options, ask, on_message)
     ours, thread_id = _described(options, prompt, session_id, described)

@@ -43,11 +43,11 @@ class Home(Protocol):
 class OutliveSessionStore(SessionStore):
     """Sessions in threads: `OutliveSessionStore("sqlite:///agent.db")`, or on a store that is open.
 
-    Pass it as `ClaudeAgentOptions(session_store=..., session_store_flush="eager")`: with "batched", which is the
-    default of the SDK, a process that is killed loses its turn. Every append is a checkpoint: `history`, `diff`
-    and `fork` look back, and `load(key, at=...)` returns a transcript as it was. Processes that append at once
-    lose nothing. Options are those of `outlive.open`. Use it with asyncio or trio, from any event loop, thread or
-    forked child.
+    Pass it as `ClaudeAgentOptions(session_store=..., session_store_flush="eager")`: with "batched",
+    which is the default of the SDK, a process that is killed loses its turn. Every append is a
+    checkpoint: `history`, `diff` and `fork` look back, and `load(key, at=...)` returns a transcript
+    as it was. Processes that append at once lose nothing. Options are those of `outlive.open`. Use
+    it with asyncio or trio, from any event loop, thread or forked child.
     """
 
     def __init__(self, store: str | Store | AsyncStore, **options: Any) -> None:

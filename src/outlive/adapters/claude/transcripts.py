@@ -1,7 +1,7 @@
 """A transcript: the entries of a session or a subagent, a list in a namespace of a thread.
 
-Each append is a checkpoint. That of the main transcript has the summary of the session in its metadata,
-so a listing reads no entry.
+Each append is a checkpoint. That of the main transcript has the summary of the session in its
+metadata, so a listing reads no entry.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The run that an agent works in: known to what the framework calls, in any task or thread.
 
 A framework calls tools, models and sessions in tasks and threads of its own, and turns their errors
-into messages for the model. So the run is in a context variable, and what ends the work (the run was
-lost, or waits for a person) is noted: every later call is refused with it, and it is raised when the
-framework has returned.
+into messages for the model. So the run is in a context variable, and what ends the work (the run
+was lost, or waits for a person) is noted: every later call is refused with it, and it is raised
+when the framework has returned.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ _loop_runtime = AsyncRuntime()
 class StoreHome:
     """A store that an adapter opened from a URL, or that was given to it.
 
-    `StoreHome.of` shares the store of a URL: a program makes a session for each request. The last one that
-    closes its home closes the store.
+    `StoreHome.of` shares the store of a URL: a program makes a session for each request. The last
+    one that closes its home closes the store.
     """
 
     _shared: ClassVar[WeakValueDictionary[tuple[Any, ...], _Opened]] = WeakValueDictionary()

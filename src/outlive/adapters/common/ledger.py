@@ -31,11 +31,11 @@ async def kept(
 ) -> T:
     """Call `body` as a step of the current run, or plainly when there is none.
 
-    `key` is the id of a tool call: parallel calls of one tool need it. `dump` makes a plain value of
-    the result, and `load` the result of a stored one. `body` closes over its arguments: messages have
-    fresh timestamps in every attempt, and would never equal those of the step before. `options` are
-    those of `run.step`, such as `effect=True`. `work` is the current one unless you pass it, from a
-    thread that has another context.
+    `key` is the id of a tool call: parallel calls of one tool need it. `dump` makes a plain value
+    of the result, and `load` the result of a stored one. `body` closes over its arguments: messages
+    have fresh timestamps in every attempt, and would never equal those of the step before.
+    `options` are those of `run.step`, such as `effect=True`. `work` is the current one unless you
+    pass it, from a thread that has another context.
     """
     work = work or current_work()
     if work is None or _is_inside.get():  # what a tool calls is part of its step

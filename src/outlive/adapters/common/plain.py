@@ -12,8 +12,8 @@ T = TypeVar("T")
 class Plain(Generic[T]):
     """Makes plain values of a type that pydantic knows: `Plain(ModelResponse)`.
 
-    Mode "json" has what JSON has. Mode "python" keeps bytes and datetimes, which a store holds as they
-    are. `dump` loads what it has made and compares: a type that loses something is refused.
+    Mode "json" has what JSON has. Mode "python" keeps bytes and datetimes, which a store holds as
+    they are. `dump` loads what it has made and compares: a type that loses something is refused.
     `is_sparse` leaves out fields that were not set, for models that tell these from others. Not for
     types whose defaults differ from time to time.
     """

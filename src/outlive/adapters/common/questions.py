@@ -73,8 +73,8 @@ def decision_of(answer: Any) -> Decision:
 async def ask_all(work: Work, questions: Mapping[str, Question]) -> dict[str, Any]:
     """Return the answers by name. Without all of them the run waits: raises RunSuspended.
 
-    A question that was asked in an earlier attempt is asked as it was then: its name says which it is, and its payload may look
-    different in another version of the program.
+    A question that was asked in an earlier attempt is asked as it was then: its name says which it
+    is, and its payload may look different in another version of the program.
     """
     with work.guarded():
         first = {name: work.run._waits.first_asked(name) or asked for name, asked in questions.items()}

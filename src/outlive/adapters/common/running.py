@@ -1,8 +1,8 @@
 """Agents as runs: begun by one process, finished by it or by another, sync and async.
 
 An adapter gives what identifies the run, and the work: a function of the run that drives the
-framework and returns its output. The work calls `run.complete` with a plain result when the agent has
-ended. The run is the current one while it works.
+framework and returns its output. The work calls `run.complete` with a plain result when the agent
+has ended. The run is the current one while it works.
 """
 
 from __future__ import annotations

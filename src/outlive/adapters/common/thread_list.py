@@ -62,7 +62,8 @@ class ThreadList:
         self.namespace = namespace
         self.guard = guard
         self.keep_history = keep_history
-        # What this process knows, if no change has it: taken out in one step, since several loops may change the list.
+        # What this process knows, if no change has it: taken out in one step, since several loops
+        # may change the list.
         self._known: deque[_Known] = deque(maxlen=1)
         self._seen: str | New | None = None  # the head that this process saw last, for the guard
         self._mutexes: WeakKeyDictionary[Any, AbstractAsyncContextManager[Any]] = WeakKeyDictionary()
@@ -108,7 +109,8 @@ class ThreadList:
     ) -> CheckpointInfo | None:
         """Add items at the end, all of them or none. Nothing is added again under an `id` that exists.
 
-        Raises Unencodable, LeaseLost, and HeadMoved with a guard or when others change the list all the time.
+        Raises Unencodable, LeaseLost, and HeadMoved with a guard or when others change the list all
+        the time.
         """
         new = list(items)
         if not new:
@@ -228,7 +230,8 @@ class ThreadList:
     async def _forget(self, store: AsyncStore, saved: CheckpointInfo, count: int = 0) -> None:
         """Erase the states before one that have at least `count` items, back to the first that has fewer.
 
-        A crash before this leaves them in the history. Another process may have erased `saved` itself.
+        A crash before this leaves them in the history. Another process may have erased `saved`
+        itself.
         """
         thread, ids = self.thread(store), []
         async for info in thread.history(before=saved):

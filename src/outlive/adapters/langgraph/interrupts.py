@@ -26,7 +26,7 @@ from outlive.adapters.langgraph.values.codec import ValueCodec
 from outlive.errors import BadArgument, Unencodable
 from outlive.runs.answer_schema import schema_of
 from outlive.runs.lease import RunInfo
-from outlive.runs.questions import QuestionInfo
+from outlive.runs.questions import QuestionInfo, check_readable
 from outlive.runs.waits import Question
 from outlive.store import AsyncStore
 
@@ -68,8 +68,11 @@ async def answer_run(
     resume = getattr(input, "resume", None) if type(input).__name__ == "Command" else None
     if resume is None:
         return is_named
-    found = store.questions(status=None, thread=run.thread, agent=run.agent)
-    asked = [question async for question in found if _interrupt_id(question) is not None]
+    asked = []
+    async for question in store.questions(status=None, thread=run.thread):
+        check_readable(question)  # it may be the one that is answered
+        if run.agent in (None, question.agent) and _interrupt_id(question) is not None:
+            asked.append(question)
     asked = [question for question in asked if question.status in ("open", "answered")]
     if not asked:
         return is_named

@@ -1,8 +1,8 @@
 """Who wrote a value that cannot be stored, in the words of the program and not in those of LangGraph.
 
-LangGraph may report only the checkpoint that a refused write makes impossible, so a refused write is
-remembered until that checkpoint is put. The checkpoint may also be put before the write: then the
-nodes are named that ran since the checkpoint before.
+LangGraph may report only the checkpoint that a refused write makes impossible, so a refused write
+is remembered until that checkpoint is put. The checkpoint may also be put before the write: then
+the nodes are named that ran since the checkpoint before.
 """
 
 from __future__ import annotations

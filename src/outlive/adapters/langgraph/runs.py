@@ -9,8 +9,8 @@ checkpoint of the run, or with its input when there is none yet.
     store.recover({"assistant": lambda run: resume_graph(graph, run)})
 
 A graph that stops to ask a person (`interrupt`) makes its run wait: see `interrupts.py`. The answer
-comes by `store.answer` from any process, or as the input of `run_graph`, `Command(resume=...)`. Then
-the same run continues.
+comes by `store.answer` from any process, or as the input of `run_graph`, `Command(resume=...)`.
+Then the same run continues.
 """
 
 from __future__ import annotations
@@ -191,8 +191,8 @@ class _GraphRun:
                 "a node calls interrupt() more than once, and this version of LangGraph gives all of them the same id; "
                 "update langgraph, or ask once in each node"
             )
-        # The id says which interrupt it is. Its payload may look different in another process: the code of
-        # a model may have changed since, and a set has another order.
+        # The id says which interrupt it is. Its payload may look different in another process: the
+        # code of a model may have changed since, and a set has another order.
         first = {name: self._run._waits.first_asked(name) or asked for name, asked in questions.items()}
         answers = await self._run.ask_all(first)
         self._answered |= first.keys()

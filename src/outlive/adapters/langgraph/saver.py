@@ -94,9 +94,10 @@ class OutliveSaver(BaseCheckpointSaver[str]):
 
     Your own data classes in states (dataclasses, pydantic models, Enums and so on) need no mention:
     see `outlive docs langgraph`. `strict=True` stores only those that are named in `types`, or that
-    `outlive.register` knows. `serde` replaces the whole serializer. `refuse_stale=True` refuses (HeadMoved) a checkpoint whose parent is no
-    longer the newest of its thread, unless the caller named that parent by its id: two invocations
-    at once cannot fork a thread unnoticed. All other options are those of `outlive.open`.
+    `outlive.register` knows. `serde` replaces the whole serializer. `refuse_stale=True` refuses
+    (HeadMoved) a checkpoint whose parent is no longer the newest of its thread, unless the caller
+    named that parent by its id: two invocations at once cannot fork a thread unnoticed. All other
+    options are those of `outlive.open`.
     """
 
     def __init__(

@@ -30,8 +30,8 @@ class OutliveContexts(Travelling):
     """Contexts of workflows in a thread: `contexts = OutliveContexts("trip-42", "sqlite:///agent.db")`.
 
     A context shares what it has in common with the one before. Only the types of the events and the
-    state of the workflow are loaded, the models in its module, and those in `types`: nothing is imported
-    because a context names it.
+    state of the workflow are loaded, the models in its module, and those in `types`: nothing is
+    imported because a context names it.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class OutliveContexts(Travelling):
     ) -> CheckpointInfo:
         """Save a context: `handler.ctx` of a workflow that works, or has ended.
 
-        With `expect`, the id of the checkpoint that you loaded, or `outlive.NEW`, raise HeadMoved when
-        another process has saved since.
+        With `expect`, the id of the checkpoint that you loaded, or `outlive.NEW`, raise HeadMoved
+        when another process has saved since.
         """
         plain = dumped(context, JsonSerializer())
         return await self._do(

@@ -1,7 +1,8 @@
 """Workflows of LlamaIndex as runs: begun by one process, finished by it or by another.
 
-Before a step begins, and when it has ended, the context is saved, with the results of the steps before
-and the event of this one. So the process that resumes the run repeats only the steps that were under way.
+Before a step begins, and when it has ended, the context is saved, with the results of the steps
+before and the event of this one. So the process that resumes the run repeats only the steps that
+were under way.
 """
 
 from __future__ import annotations
@@ -80,13 +81,14 @@ def run(
 ) -> WorkflowOutcome:
     """Run a workflow as a run of `store`, and return its outcome.
 
-    `start` is its start event, or what makes one. `types` are classes that its context may hold, other
-    than its events, its state and the models in its module. `on_event` gets what it writes to its stream. `respond` makes an event of an answer;
-    by default a HumanResponseEvent. With `keep_context` the run begins with the context that the last run of
-    this thread left, otherwise with an empty one. `options` are those of `store.run`; `store.recover` chooses a handler
-    by `agent` (default: the name of the workflow's class). With the `run_id` of a run that has ended,
-    return its result and call nothing. Raises ThreadBusy while another run has this thread, LeaseLost
-    when another process has taken this one.
+    `start` is its start event, or what makes one. `types` are classes that its context may hold,
+    other than its events, its state and the models in its module. `on_event` gets what it writes to
+    its stream. `respond` makes an event of an answer; by default a HumanResponseEvent. With
+    `keep_context` the run begins with the context that the last run of this thread left, otherwise
+    with an empty one. `options` are those of `store.run`; `store.recover` chooses a handler by
+    `agent` (default: the name of the workflow's class). With the `run_id` of a run that has ended,
+    return its result and call nothing. Raises ThreadBusy while another run has this thread,
+    LeaseLost when another process has taken this one.
     """
     work = _Drive(workflow, types, on_event, respond)
     return work.outcome(
@@ -283,8 +285,8 @@ class _Drive:
     async def save(self, step: str) -> None:
         """Save the context as it is before a step begins.
 
-        While a step is under way whose events were received, the context before it stays: the step runs again
-        after a crash, and sends them again.
+        While a step is under way whose events were received, the context before it stays: the step
+        runs again after a crash, and sends them again.
         """
         async with self._saving:
             plain = dumped_in_run(self._handler.ctx, self._serializer)

@@ -1,8 +1,8 @@
 """Calls of models and tools of the Agents SDK as steps of the current run.
 
 `prepare` replaces the models and tools of an agent, and of those it reaches, by ones that ask the
-ledger first. Without a current run they only pass calls on, so an agent that was prepared can be used
-as before.
+ledger first. Without a current run they only pass calls on, so an agent that was prepared can be
+used as before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from outlive.adapters.common.plain import Plain
 _responses: Plain[ModelResponse] = Plain(ModelResponse, is_sparse=True)
 _structured: Plain[Any] = Plain(ToolOutputText | ToolOutputImage | ToolOutputFileContent)
 _STRUCTURED = "outlive:structured"
-# The ids of the calls of agents used as tools, around this call: agents in parallel are told apart by them.
+# The ids of the calls of agents used as tools, around this call: agents in parallel are told apart
+# by them.
 _path: ContextVar[tuple[str, ...]] = ContextVar("outlive_agents_path", default=())
 
 

@@ -1,10 +1,10 @@
 """Agents of the Agents SDK as runs, which another process finishes when theirs dies.
 
-`run` starts a run on the thread of the conversation. Every response of a model and every result of a
-tool is stored as a step. A process that resumes the run starts the agent again with its input; steps
-that were finished return what is stored, so only the call that was under way is made again. The
-conversation is read as it was when the run began, and what an earlier attempt has added to it is not
-added again.
+`run` starts a run on the thread of the conversation. Every response of a model and every result of
+a tool is stored as a step. A process that resumes the run starts the agent again with its input;
+steps that were finished return what is stored, so only the call that was under way is made again.
+The conversation is read as it was when the run began, and what an earlier attempt has added to it
+is not added again.
 
     store.recover({"planner": lambda run: resume(agent, run)})
 
@@ -73,10 +73,11 @@ def run(
 ) -> AgentOutcome:
     """Run an agent as a run of `store`, with the conversation of that thread, and return its outcome.
 
-    With the `run_id` of a run that has ended, return its output and call nothing. `on_event` gets the
-    events of the SDK's stream. Options of `store.run` (`run_id`, `agent`, `lease_s`, ...) describe the run;
-    `store.recover` chooses a handler by `agent` (default: the agent's name). All others go to `Runner.run`.
-    Raises ThreadBusy while another run has this thread, LeaseLost when another process has taken this one.
+    With the `run_id` of a run that has ended, return its output and call nothing. `on_event` gets
+    the events of the SDK's stream. Options of `store.run` (`run_id`, `agent`, `lease_s`, ...)
+    describe the run; `store.recover` chooses a handler by `agent` (default: the agent's name). All
+    others go to `Runner.run`. Raises ThreadBusy while another run has this thread, LeaseLost when
+    another process has taken this one.
     """
     ours, theirs = _split(agent, input, options)
     work = _Drive(agent, theirs, on_event)

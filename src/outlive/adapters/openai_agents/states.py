@@ -22,8 +22,9 @@ _STATE = "run_state"
 class OutliveRunStates(Travelling):
     """Run states in a thread: `states = OutliveRunStates("trip-42", "sqlite:///agent.db")`.
 
-    A state shares what it has in common with the one before, so saving one after each turn costs what
-    that turn has added. They are in a namespace of the thread of that id, next to its conversation.
+    A state shares what it has in common with the one before, so saving one after each turn costs
+    what that turn has added. They are in a namespace of the thread of that id, next to its
+    conversation.
     """
 
     def __init__(self, thread_id: str, store: str | Store | AsyncStore, **options: Any) -> None:
@@ -49,8 +50,8 @@ class OutliveRunStates(Travelling):
     ) -> RunState[Any, Agent[Any]] | None:
         """Return the newest state, or that of a checkpoint; None when there is none.
 
-        `Runner.run(agent, state)` continues it. Agents and tools are found by name, from `agent` on.
-        `options` are those of `RunState.from_json`.
+        `Runner.run(agent, state)` continues it. Agents and tools are found by name, from `agent`
+        on. `options` are those of `RunState.from_json`.
         """
         plain = await self._do(lambda store: self._past.thread(store).load(at))
         if plain is None:

@@ -26,11 +26,11 @@ _ENDS = 10_000  # ends of histories whose conversation is remembered
 class OutliveConversationStore(ConversationStore):
     """Conversations on any store: `OutliveConversationStore("sqlite:///agent.db")`, or on a store that is open.
 
-    A conversation is the thread of its id. Every save is a checkpoint: `history()` lists them, `at()`
-    returns the conversation as it was, `diff()` what changed. Two processes that save at once: the one
-    that has not seen the other's messages gets ConversationConflict. `delete` also erases the history;
-    a fork has a copy of the messages. All other options are those of `outlive.open`. Use it from any
-    event loop, thread or forked child.
+    A conversation is the thread of its id. Every save is a checkpoint: `history()` lists them,
+    `at()` returns the conversation as it was, `diff()` what changed. Two processes that save at
+    once: the one that has not seen the other's messages gets ConversationConflict. `delete` also
+    erases the history; a fork has a copy of the messages. All other options are those of
+    `outlive.open`. Use it from any event loop, thread or forked child.
     """
 
     def __init__(self, store: str | Store | AsyncStore, **options: Any) -> None:

@@ -32,11 +32,11 @@ _METADATA = "outlive"
 class OutliveDurability(BaseDurabilityCapability[AgentDepsT]):
     """Makes an agent durable inside a run: `Agent(model, name="planner", capabilities=[OutliveDurability()])`.
 
-    Each response of a model and each result of a tool is a step, and the process that resumes the run
-    does not repeat it. A tool call that needs an approval, or that is made elsewhere, is a question.
-    Options of `run.step` for a tool are in its metadata: `{"outlive": {"effect": True}}`. Outside a run
-    the agent works as without this capability. Names of agents and tools are stored: a run that is
-    under way needs those it began with.
+    Each response of a model and each result of a tool is a step, and the process that resumes the
+    run does not repeat it. A tool call that needs an approval, or that is made elsewhere, is a
+    question. Options of `run.step` for a tool are in its metadata: `{"outlive": {"effect": True}}`.
+    Outside a run the agent works as without this capability. Names of agents and tools are stored:
+    a run that is under way needs those it began with.
     """
 
     engine_spec = DurabilityEngineSpec(
@@ -109,7 +109,8 @@ class _Steps(JournalCallableOperationBackend[Options | None]):
     ) -> object:
         """Return the stored result of an operation, or call it. An event is passed on again by each attempt.
 
-        A streamed request is the same step as one that is not: another process may resume without a stream.
+        A streamed request is the same step as one that is not: another process may resume without a
+        stream.
         """
         if config is None:
             return await body()

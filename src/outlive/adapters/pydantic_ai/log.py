@@ -1,8 +1,8 @@
 """The log of a conversation: all its entries in a thread, and the record that says where its history ends.
 
-The state is `{"items": [...]}`, each entry once, with that of the branches the conversation has left.
-The record is metadata of the checkpoint, whose id is the revision. So records are listed without
-reading a state, and a save is a compare-and-set that packs the new entries alone.
+The state is `{"items": [...]}`, each entry once, with that of the branches the conversation has
+left. The record is metadata of the checkpoint, whose id is the revision. So records are listed
+without reading a state, and a save is a compare-and-set that packs the new entries alone.
 """
 
 from __future__ import annotations

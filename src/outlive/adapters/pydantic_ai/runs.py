@@ -67,9 +67,9 @@ def run(
 
     The agent needs the capability `OutliveDurability()`. With the `run_id` of a run that has ended,
     return its output and call nothing. `on_event` gets the events of the agent's stream. Options of
-    `store.run` (`run_id`, `agent`, `lease_s`, ...) describe the run; `store.recover` chooses a handler
-    by `agent` (default: the agent's name). All others go to `agent.run`. Raises ThreadBusy while
-    another run has this thread, LeaseLost when another process has taken this one.
+    `store.run` (`run_id`, `agent`, `lease_s`, ...) describe the run; `store.recover` chooses a
+    handler by `agent` (default: the agent's name). All others go to `agent.run`. Raises ThreadBusy
+    while another run has this thread, LeaseLost when another process has taken this one.
     """
     ours, theirs = _split(agent, user_prompt, options)
     work = _Drive(agent, theirs, on_event)

@@ -1,8 +1,8 @@
 """Agents of Strands as runs, which another process finishes when theirs dies.
 
-`run` starts a run on the thread of a session. The agent is saved with each of its messages, and each result of
-a tool is stored as a step. A process that resumes the run makes its agent what that one was, and continues it:
-only the calls that were under way are made again.
+`run` starts a run on the thread of a session. The agent is saved with each of its messages, and
+each result of a tool is stored as a step. A process that resumes the run makes its agent what that
+one was, and continues it: only the calls that were under way are made again.
 
     store.recover({"planner": lambda run: resume(agent, run)})
 
@@ -80,11 +80,11 @@ def run(
 ) -> AgentOutcome:
     """Run an agent as a run of `store`, with the session of that thread, and return its outcome.
 
-    With the `run_id` of a run that has ended, return its output and call nothing. `on_event` gets the events of
-    `agent.stream_async`. Options of `store.run` (`run_id`, `agent`, `lease_s`, ...) describe the run;
-    `store.recover` chooses a handler by `agent` (default: the agent's name). All others go to
-    `agent.stream_async`. Raises ThreadBusy while another run has this thread, LeaseLost when another process has
-    taken this one.
+    With the `run_id` of a run that has ended, return its output and call nothing. `on_event` gets
+    the events of `agent.stream_async`. Options of `store.run` (`run_id`, `agent`, `lease_s`, ...)
+    describe the run; `store.recover` chooses a handler by `agent` (default: the agent's name). All
+    others go to `agent.stream_async`. Raises ThreadBusy while another run has this thread,
+    LeaseLost when another process has taken this one.
     """
     drive, ours = _Drive(agent, options, on_event), _described(agent, prompt, options)
     return drive.outcome(running.begin(store, running.in_loop(drive), thread_id, **ours))

@@ -44,11 +44,12 @@ _DEFAULT = "default"  # the id of an agent that was given none
 class OutliveSessionManager(SessionManager[Any]):
     """A session on any store: `Agent(session_manager=OutliveSessionManager("trip-42", "sqlite:///agent.db"))`.
 
-    Every message is a checkpoint, at the cost of that message: `history()`, `diff()` and `fork()` look back,
-    `restore()` makes an agent what it was, and a manager with `at=` shows the past. A redacted message is also
-    erased from the history, unless `keep_history=True`. When two processes work with one session at once, the
-    second gets HeadMoved. Several agents, graphs and swarms may share a session. All other options are those of
-    `outlive.open`. Use it from any event loop, thread or forked child.
+    Every message is a checkpoint, at the cost of that message: `history()`, `diff()` and `fork()`
+    look back, `restore()` makes an agent what it was, and a manager with `at=` shows the past. A
+    redacted message is also erased from the history, unless `keep_history=True`. When two processes
+    work with one session at once, the second gets HeadMoved. Several agents, graphs and swarms may
+    share a session. All other options are those of `outlive.open`. Use it from any event loop,
+    thread or forked child.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Snapshots of an agent in a namespace of a thread: its messages, its state, what it waits for.
 
-A snapshot shares what it has in common with the one before, so saving one with each message costs that
-message. It is saved only after the one that this process loaded or saved last: of two processes that work
-with one session at once, the second is told (HeadMoved), and overwrites nothing.
+A snapshot shares what it has in common with the one before, so saving one with each message costs
+that message. It is saved only after the one that this process loaded or saved last: of two
+processes that work with one session at once, the second is told (HeadMoved), and overwrites
+nothing.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class FileBackend(MemoryBackend):
     def _commit_group(self, commits: Sequence[Commit], waited_s: float) -> list[Receipt | OutliveError]:
         batches: dict[bytes, Batch] = {}
         try:
-            results = [self._decide(batches, commit, waited_s) for commit in commits]
+            results = [self._commit_in_memory(batches, commit, waited_s) for commit in commits]
             self._writer.store(list(batches.values()))
         finally:
             for batch in batches.values():
@@ -157,8 +157,10 @@ class FileBackend(MemoryBackend):
         asked = [batches.get(commit.thread.digest) for commit in commits]
         return [_answer(batch, result) for batch, result in zip(asked, results, strict=True)]
 
-    def _decide(self, batches: dict[bytes, Batch], commit: Commit, waited_s: float) -> Receipt | OutliveError:
-        """Change the table in memory. A refusal changes nothing; so does what cannot be encoded."""
+    def _commit_in_memory(
+        self, batches: dict[bytes, Batch], commit: Commit, waited_s: float
+    ) -> Receipt | OutliveError:
+        """Change the table of a thread in memory; a refusal changes nothing. The log has nothing of it yet: a crash loses it."""
         digest = commit.thread.digest
         if waited_s > self._patience(commit):
             return busy(self._patience(commit))

@@ -131,7 +131,7 @@ class LoggedTable(Table):
             self._bare_effect(),
             checkpoints=tuple(self.records.values()),
             writes=tuple(write for writes in self.pending.values() for write in writes.values()),
-            entries=tuple(self.notes.values()),
+            entries=tuple(self.entries.values()),
             metadata=self.metadata,
         )
         return pack_effect(effect, [])

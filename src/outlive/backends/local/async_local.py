@@ -176,7 +176,8 @@ class AsyncLocal(LocalCalls):
             raise StoreClosed
         work = functools.partial(self._locked, method, *args, **options)
         try:
-            # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that meets the answer.
+            # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that meets the
+            # answer.
             async with asyncio.timeout(wait_s):
                 return await self._work(work)
         except TimeoutError:

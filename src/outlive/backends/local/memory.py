@@ -48,7 +48,14 @@ ReadChunks = Callable[[Sequence[bytes], str | None], dict[bytes, bytes]]
 class Table:
     """One thread: the view that `decide` reads and an effect changes.
 
-    Any reference keeps a chunk.
+    Fill it by applying one effect with all that is stored. These dicts are what to store of it:
+
+    records   checkpoints by (namespace, id)
+    pending   writes by (namespace, checkpoint), then by their keys
+    entries   by (kind, key)
+    chunks    name → (stored bytes, revision); their bytes are kept elsewhere
+
+    and `counters`, `updated_at`, `metadata` and `projection`, which is that of the metadata.
     """
 
     def __init__(self, key: ThreadKey) -> None:
@@ -61,7 +68,7 @@ class Table:
         self.orders: dict[str, list[Cursor]] = {}
         self.chunks: dict[bytes, tuple[int, int]] = {}
         self.pending: dict[tuple[str, str], dict[tuple[str, str, str, int], WriteRecord]] = {}
-        self.notes: dict[tuple[str, str], EntryRecord] = {}
+        self.entries: dict[tuple[str, str], EntryRecord] = {}
 
     # The view
 
@@ -85,7 +92,7 @@ class Table:
         return self.metadata
 
     def entry(self, kind: str, key: str) -> EntryRecord | None:
-        return self.notes.get((kind, key))
+        return self.entries.get((kind, key))
 
     def chunk(self, name: bytes) -> tuple[int, int] | None:
         return self.chunks.get(name)
@@ -111,15 +118,15 @@ class Table:
             self.pending.setdefault(write.checkpoint_key, {})[write.key] = write
         for entry in effect.entries:
             if entry.gone:
-                self.notes.pop((entry.kind, entry.key), None)
+                self.entries.pop((entry.kind, entry.key), None)
             else:
-                self.notes[entry.kind, entry.key] = entry
+                self.entries[entry.kind, entry.key] = entry
         if effect.metadata is not None:
             self.metadata, self.projection = effect.metadata, effect.metadata_projection
 
     def _delete_all(self) -> None:
         self.metadata = self.projection = None
-        for rows in (self.records, self.orders, self.chunks, self.pending, self.notes):
+        for rows in (self.records, self.orders, self.chunks, self.pending, self.entries):
             rows.clear()
 
     def _put(self, record: CheckpointRecord) -> None:
@@ -145,6 +152,7 @@ class Table:
     # Reading
 
     def find_at(self, namespace: str, id: str | None, at: int | None) -> CheckpointRecord | None:
+        """Return the checkpoint with this id, or the head, or with `at` the newest until then."""
         if id is not None:
             return self.find(namespace, id)
         order = self.orders.get(namespace, [])
@@ -155,6 +163,7 @@ class Table:
         return None
 
     def page(self, query: HistoryQuery) -> list[CheckpointRecord]:
+        """Return a page of records, newest first, for `Backend.history`."""
         page: list[CheckpointRecord] = []
         for cursor, name in self._descending(query.namespace, query.before):
             if len(page) >= query.limit:
@@ -173,15 +182,18 @@ class Table:
         return sorted((row for row in rows if before is None or row[0] < before), reverse=True)
 
     def writes_of(self, pairs: Sequence[tuple[str, str]] | None) -> list[WriteRecord]:
+        """Return the writes of the given (namespace, checkpoint) pairs, or all, in their order."""
         wanted = self.pending if pairs is None else pairs
         writes = [write for pair in wanted for write in self.pending.get(pair, {}).values()]
         return sorted(writes, key=write_order)
 
     def stored(self) -> int:
+        """Return how many bytes chunks and bodies take."""
         bodies = sum(len(record.body) for record in self.records.values())
         return bodies + sum(size for size, _ in self.chunks.values())
 
     def summary(self) -> ThreadRecord:
+        """Return the thread as `Backend.threads` lists it."""
         row = self.counters or Counters(0, 0, 0, 0, 0)
         return ThreadRecord(
             id=self.key.id,
@@ -204,7 +216,7 @@ class Table:
         """Tell whether a thread has anything to list: a deleted one has only its counters."""
         if self.records or self.pending or self.metadata is not None:
             return True
-        return any(kind in LISTING for kind, _ in self.notes)
+        return any(kind in LISTING for kind, _ in self.entries)
 
 
 class MemoryBackend:
@@ -324,7 +336,7 @@ class MemoryBackend:
         matches = [
             ((escape(entry.key), table.key.digest), table.key, entry)
             for table in tables
-            for entry in table.notes.values()
+            for entry in table.entries.values()
             if table.key.tenant == query.tenant
             and entry.kind == query.kind
             and entry.key.startswith(query.prefix)

@@ -28,14 +28,18 @@ from outlive.backend import (
     WriteRecord,
 )
 from outlive.backends.local.watch import Alarm, LocalWatch, bell_of
-from outlive.errors import Corrupt, OutliveError, StoreBusy
+from outlive.errors import BadArgument, Corrupt, OutliveError, StoreBusy
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Local(Protocol):
-    """The methods of `Backend` as plain functions. The caller holds `lock`, a `threading.RLock`."""
+    """The methods of `Backend` as plain functions. The caller holds `lock`, a `threading.RLock`.
+
+    They do what `Backend` says of the methods with their names, and `commit_all` returns refusals.
+    `timeout_s` is how long to wait for other processes; None means the timeout of the handle.
+    """
 
     name: str
     lock: Any
@@ -77,7 +81,11 @@ class Local(Protocol):
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]: ...
     def facts(self) -> dict[str, object]: ...
     def version(self) -> object:
-        """Return what is another value after a commit by another process; None if there is no other."""
+        """Return a value that changes after a commit by another process; None if no other can commit.
+
+        Commits without an entry of a kind that `wakes` need not change it. Those of this handle
+        should not: its process is woken without it, and would look for work in vain.
+        """
         ...
 
     def before_fork(self) -> None:
@@ -89,6 +97,18 @@ class Local(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+_PARTS = ("name", "lock", *(name for name in vars(Local) if not name.startswith("_")))
+
+
+def check_complete(local: object) -> None:
+    """Raise BadArgument for an object that lacks a part of `Local`, and name all that it lacks."""
+    if missing := [part for part in _PARTS if not hasattr(local, part)]:
+        raise BadArgument(
+            f"{type(local).__name__} is not a complete backend: it has no {', '.join(missing)} "
+            "(outlive.authoring.Local has the signatures)"
+        )
 
 
 def _called(

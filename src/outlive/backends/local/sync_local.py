@@ -1,11 +1,11 @@
 """Backends that live in this process (memory, file, SQLite), and their sync mode.
 
 Such a backend is written once, as plain functions under one lock. `SyncLocal` calls them as they
-are, for `outlive.open`; `AsyncLocal` (`async_local.py`) calls them in one worker thread, a single hop
-per call, for `outlive.open_async`. Both gather commits that wait at the same moment into one group,
-so that they share one fsync; each still succeeds or fails on its own. In sync mode a commit may
-linger (`Commit.linger_s`): it waits in the queue until another thread commits, and commits alone only
-if none does.
+are, for `outlive.open`; `AsyncLocal` (`async_local.py`) calls them in one worker thread, a single
+hop per call, for `outlive.open_async`. Both gather commits that wait at the same moment into one
+group, so that they share one fsync; each still succeeds or fails on its own. In sync mode a commit
+may linger (`Commit.linger_s`): it waits in the queue until another thread commits, and commits
+alone only if none does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SyncLocal(LocalCalls):
     def __init__(self, local: Local) -> None:
         super().__init__(local)
         self._queue: collections.deque[_Waiting] = collections.deque()
-        self._waiting: collections.deque[object] = collections.deque()  # threads, for the lock
+        self._blocked_threads: collections.deque[object] = collections.deque()  # that wait for the lock
         self._closed = False
         self._bell = bell_of(local)
         keep_for_fork(local)
@@ -56,10 +56,10 @@ class SyncLocal(LocalCalls):
     def after_fork_in_child(self) -> None:
         """Empty the queues: the threads that wait in them are the parent's."""
         self._queue.clear()
-        self._waiting.clear()
+        self._blocked_threads.clear()
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        """Commit at once if nobody else is at it, else wait in the queue for the lock."""
+        """Commit at once if the lock is free; otherwise wait for it in the queue, with other commits."""
         if self.local.lock._is_owned():
             return [reentered() for _ in commits]
         if len(commits) == 1 and not self._queue and not commits[0].linger_s:
@@ -84,9 +84,9 @@ class SyncLocal(LocalCalls):
                     self.local.lock.release()
                 except RuntimeError:
                     pass  # it was not acquired
-        return self._commit_queued(commits)
+        return self._join_queue(commits)
 
-    def _commit_queued(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+    def _join_queue(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Join the queue; the thread that gets the lock first commits for all that wait."""
         now = time.monotonic()
         own = [
@@ -133,11 +133,11 @@ class SyncLocal(LocalCalls):
     def _acquire(self, timeout_s: float | None) -> bool:
         me = object()
         try:
-            self._waiting.append(me)
+            self._blocked_threads.append(me)
             return bool(self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s))
         finally:
             with contextlib.suppress(ValueError):  # interrupted before it was there
-                self._waiting.remove(me)
+                self._blocked_threads.remove(me)
 
     def _roll_back(self) -> None:
         """Undo what an interrupted call of this thread has left half done, before the lock is released."""
@@ -193,7 +193,7 @@ class SyncLocal(LocalCalls):
             except RuntimeError:
                 pass  # it was not acquired in time
             # A thread that reads in a loop would take the lock again before the others wake up.
-            if self._waiting:
+            if self._blocked_threads:
                 time.sleep(_YIELD_S)
 
     def _alarm(self) -> ThreadAlarm:

@@ -13,9 +13,9 @@ VERSION = 1  # of the tables
 _ARGUMENTS = ", ".join(f"${index}" for index in range(1, 43))  # of save_1
 _ARGUMENTS_OF_PUT = ", ".join(f"${index}" for index in range(1, 33))
 _ARGUMENTS_OF_PUT_ONE = ", ".join(f"${index}" for index in range(1, 18))
-# The newest record of a namespace: its position by the index alone, whatever the planner knows of the
-# table; then, of records that have the same position because stores were merged, the one with the
-# greatest id.
+# The newest record of a namespace: its position by the index alone, whatever the planner knows of
+# the table; then, of records that have the same position because stores were merged, the one with
+# the greatest id.
 _NEWEST = """
         select x.* from {schema}.checkpoint x
         where x.thread = t.key and x.space = {space} {condition} and (x.epoch, x.seq) = (
@@ -205,8 +205,8 @@ gone as materialized (
 )
 """
 
-# A page of threads by time, newest first: $4 and $5 are the position of the last one before. The ties
-# of the last second are read too, and sorted.
+# A page of threads by time, newest first: $4 and $5 are the position of the last one before. The
+# ties of the last second are read too, and sorted.
 _NEWEST_PAGE = """
 with page as materialized (
     select t.*, {schema}.thread_row_checksum_1(t) <> t.row_checksum as is_bad_row
@@ -244,7 +244,8 @@ e.kind = $3::text
 _ENTRY_FILTER = _ENTRY_FILTER.replace("{statuses}", _STATUSES)
 _FILTER_OF_ALL = _ENTRY_FILTER.replace("{digest}", "coalesce(t.digest, r.digest)")
 _FILTER_OF_THREAD = _ENTRY_FILTER.replace("{digest}", "t.digest")
-# Ordered by what the index has, so that no plan reads more than a page; the last lines sort the ties.
+# Ordered by what the index has, so that no plan reads more than a page; the last lines sort the
+# ties.
 _ENTRIES = f"""
 with page as materialized (
     select t.key is null as is_gone, coalesce(t.id, r.id) as thread_id, coalesce(t.digest, r.digest) as digest,
@@ -284,10 +285,10 @@ from (select 1) q left join t on true left join lateral (
 order by left(e.key, 400) collate "C", e.key
 """
 
-# The next entries of a kind that nobody has locked, among the first ones of the queue. Of each thread
-# the first alone: the ones after it must not be claimed while another worker has it. The commit that
-# claims one checks its thread, so its thread's sums are not compared here. Only as many rows as are
-# wanted are read and locked: hence the order inside, and no other join.
+# The next entries of a kind that nobody has locked, among the first ones of the queue. Of each
+# thread the first alone: the ones after it must not be claimed while another worker has it. The
+# commit that claims one checks its thread, so its thread's sums are not compared here. Only as many
+# rows as are wanted are read and locked: hence the order inside, and no other join.
 _RESERVED_AMONG = 200
 _RESERVE = f"""
 with front as materialized (

@@ -1,7 +1,8 @@
 """A commit that is decided here, not by the server: read, decide, apply, under the thread's lock.
 
 The first statement locks the thread's row, and creates it if need be; a rollback undoes that. Other
-saves to the same thread wait until the end of the transaction: what was read is what changes.
+saves to the same thread wait until the end of the transaction: what was read is what changes. A
+crash before the commit leaves the thread as it was: the server rolls back.
 """
 
 from __future__ import annotations
@@ -74,9 +75,10 @@ class Transaction:
     async def run(self) -> Receipt:
         """Do the commit or raise why not."""
         async with self._connection.transaction(self._deadline):
-            return await self._decide()
+            return await self._commit_by_rules()
 
-    async def _decide(self) -> Receipt:
+    async def _commit_by_rules(self) -> Receipt:
+        """Read what `decide` asks for, let it judge the commit, and apply what it decided."""
         seen = await self._look(Wanted.of(self._commit))
         if self._commit.token in self._tokens:
             return done_before(self._commit, seen)
@@ -94,6 +96,7 @@ class Transaction:
     # Looking
 
     async def _look(self, wanted: Wanted) -> Snapshot:
+        """Lock the row of the thread, and read what a commit looks at."""
         thread, removal = self._commit.thread, self._commit.removal
         self._deletes = removal is not None and removal.everything
         ((entered,),) = await self._query(
@@ -173,7 +176,7 @@ class Transaction:
                 self._key, _names(wanted.entries),
             )  # fmt: skip
             for entry in (to_entry(cells, self._commit.thread) for cells in answer):
-                seen.notes[entry.kind, entry.key] = entry
+                seen.entries[entry.kind, entry.key] = entry
         if wanted.chunks:
             answer = await self._query(
                 "select name, octet_length(data)::bigint, revision from {schema}.chunk "

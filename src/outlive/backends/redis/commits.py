@@ -115,7 +115,7 @@ class Gathering:
         snapshot.pairs.update(key for key, flag in zip(self._wanted.pairs, exists, strict=True) if flag)
         for entry, field, value in zip(self._wanted.entries, self._entries, entries, strict=True):
             if value is not None:
-                snapshot.notes[entry] = rows.parse_entry(self._thread, field, value)
+                snapshot.entries[entry] = rows.parse_entry(self._thread, field, value)
 
 
 _MAX_WAIT_S = 30.0  # for replicas, when the call itself has no limit

@@ -3,8 +3,9 @@
 A lone call is sent at once by its own task. Those that come while it waits for its answer are
 gathered until the end of the turn, or until they are enough: then they leave in the middle of the
 turn, so that the server works while this process prepares the next ones. A task waits for their
-answers. Each call has its answer as soon as it arrives, and its own deadline. A caller that is cancelled takes no other along: the answer is read
-and dropped. When the connection breaks, each call that has no answer is tried again by itself.
+answers. Each call has its answer as soon as it arrives, and its own deadline. A caller that is
+cancelled takes no other along: the answer is read and dropped. When the connection breaks, each
+call that has no answer is tried again by itself.
 """
 
 from __future__ import annotations

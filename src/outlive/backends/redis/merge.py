@@ -1,7 +1,7 @@
 """Lines of many indexes, merged into one order.
 
-The first exchange asks each index for a few lines. They tell how far the wanted lines reach at most.
-The second one asks those indexes that may have more lines up to there, and only for these.
+The first exchange asks each index for a few lines. They tell how far the wanted lines reach at
+most. The second one asks those indexes that may have more lines up to there, and only for these.
 """
 
 from __future__ import annotations

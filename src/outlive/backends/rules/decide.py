@@ -63,45 +63,51 @@ def decide(commit: Commit, view: View, clock: Clock) -> tuple[Effect | None, Rec
     #    moved, by its own save.
     if commit.entries:
         check_kinds(commit.entries)
-    row = view.counters
+    counters = view.counters
     existing = _repeated(commit, view) if commit.replace else _existing(commit, view)
-    if existing is not None and row is not None:
-        return None, Receipt(row.generation, row.revision, existing=existing)
-    # 2. What the commit expects must hold; one refusal refuses all of it.
-    _check(commit, view, row, clock)
-    row = row or Counters(new_generation(), 0, 0, 0, clock.now)
+    if existing is not None and counters is not None:
+        return None, Receipt(counters.generation, counters.revision, existing=existing)
+    # 2. What the commit expects must hold; one refusal refuses all of it. A new thread gets its
+    #    counters here.
+    _check(commit, view, counters, clock)
+    counters = counters or Counters(new_generation(), 0, 0, 0, clock.now)
     # 3. What is removed: of what the commit names, only what is there.
     removal = commit.removal or _NOTHING
     removed = tuple([key for key in removal.checkpoints if view.has(key)])
     dead_chunks, freed = _dead_chunks(removal, view) if removal.chunks else ((), 0)
     # 4. What is put: drafts get their place in the order, rewrites keep theirs.
-    placed = _Placing(commit, view, row, clock.now)
+    placed = _Placing(commit, view, counters, clock.now)
     rewrites = _rewritten(commit, view) if commit.rewrites else []
-    metadata = merged_metadata(commit, view, row) if commit.metadata is not None else None
+    metadata = merged_metadata(commit, view, counters) if commit.metadata is not None else None
     reencrypted = _Reencrypted(commit.reencrypted, view) if commit.reencrypted is not None else _UNCHANGED
-    # 5. The generation changes when a chunk may be gone, or alive again, that a sweep or a saver
-    #    believes otherwise of: they learn it by a refusal (StaleBase) and read again.
-    uses_stored = commit.generation is None and _finds_chunks(commit, view)
+    # 5. A new generation tells savers that a chunk which they share may be gone, and sweeps that a
+    #    chunk which they are about to delete is used again: both are refused (StaleBase) and read
+    #    again.
+    shares_unseen = commit.generation is None and _shares_chunks(commit, view)
     is_disturbed = bool(
-        removal.everything or removed or dead_chunks or rewrites or uses_stored or placed.disturbs
+        removal.everything or removed or dead_chunks or rewrites or shares_unseen or placed.disturbs
     )
     new = Counters(
-        generation=new_generation() if is_disturbed else row.generation,
-        revision=max(row.revision + 1, greatest_fence(commit)) if commit.merge else row.revision + 1,
+        generation=new_generation() if is_disturbed else counters.generation,
+        revision=max(counters.revision + 1, greatest_fence(commit))
+        if commit.merge
+        else counters.revision + 1,
         epoch=placed.epoch,
         seq=placed.seq,
-        created_at=row.created_at,
+        created_at=counters.created_at,
         metadata_version=0
         if removal.everything
-        else metadata_version(commit, row)
+        else metadata_version(commit, counters)
         if metadata is not None
-        else row.metadata_version,
+        else counters.metadata_version,
     )
-    # 6. Writes and entries are ranked by the new revision, so they come last.
+    # 6. Writes and entries are ranked by the new revision, so they come after the counters.
     writes = _writes(commit, view, new) if commit.writes else ()
     entries = _entries(commit, view, new, clock) if commit.entries else []
     if removal.leaves_tombstones:
         entries = [*entries, *tombstones(removal, removed, new, clock)]
+    # 7. The effect is complete, and nothing has been changed yet. The backend applies it in one
+    #    transaction: a crash leaves the thread as it was, or all of the effect.
     effect = Effect(
         thread=commit.thread,
         counters=new,
@@ -165,25 +171,28 @@ def _is_repeat(draft: CheckpointRecord, stored: CheckpointRecord) -> bool:
 # What a commit expects ----------------------------------------------------------------------------
 
 
-def _check(commit: Commit, view: View, row: Counters | None, clock: Clock) -> None:
-    """Raise for the first expectation that fails: the fence first, so that a zombie learns that."""
+def _check(commit: Commit, view: View, counters: Counters | None, clock: Clock) -> None:
+    """Raise for the first expectation that fails.
+
+    The fence comes first: a process that has lost its run learns that, and not that the head moved.
+    """
     thread = commit.thread.id
     if commit.fence is not None:
         _check_fence(thread, commit.fence, view)
     keeps_epoch = commit.epoch is not None and (commit.strict or not commit.merge)
-    if keeps_epoch and row is not None and (commit.epoch or 0) < row.epoch:
-        raise EpochPassed(thread, commit.epoch or 0, row.epoch)
+    if keeps_epoch and counters is not None and (commit.epoch or 0) < counters.epoch:
+        raise EpochPassed(thread, commit.epoch or 0, counters.epoch)
     if commit.merge and commit.requires_next_seq:
-        check_turn(commit, view, row)
-    if commit.generation is not None and (row is None or row.generation != commit.generation):
+        check_turn(commit, view, counters)
+    if commit.generation is not None and (counters is None or counters.generation != commit.generation):
         raise StaleBase(thread)
-    if commit.revision is not None and (row is None or row.revision != commit.revision):
+    if commit.revision is not None and (counters is None or counters.revision != commit.revision):
         raise StaleBase(thread)
     if commit.expect_empty:
         _check_empty(commit, view)
     if commit.expect_head is not None:
         _check_head(commit, *commit.expect_head, view)
-    version = row.metadata_version if row else 0
+    version = counters.metadata_version if counters else 0
     if commit.metadata_version is not None and not commit.merge and commit.metadata_version != version:
         raise MetadataMoved(thread)
     for entry in commit.entries:
@@ -223,7 +232,7 @@ def _check_entry(thread: str, entry: EntryRecord, stored: EntryRecord | None, cl
 
 
 def _same_entry(entry: EntryRecord, stored: EntryRecord) -> bool:
-    """A retry after a lost reply offers what is stored."""
+    """Tell whether an entry is stored as it is: a retry after a lost reply offers it again."""
     return (entry.rank, entry.status, entry.body, entry.gone) == (
         stored.rank,
         stored.status,
@@ -232,11 +241,11 @@ def _same_entry(entry: EntryRecord, stored: EntryRecord) -> bool:
     )
 
 
-def _finds_chunks(commit: Commit, view: View) -> bool:
-    """Make sure that chunks exist that a commit names without their data; tell if it names any.
+def _shares_chunks(commit: Commit, view: View) -> bool:
+    """Tell whether a commit refers to stored chunks, which it does not bring. Raises StaleBase if one is missing.
 
-    For a commit without a generation: they must exist, and a sweep that is under way must learn
-    that they are used again.
+    For a commit that names no generation: nothing else says whether these chunks still exist, and a
+    sweep that is under way must learn that they are used again.
     """
     brought = {name for name, _ in commit.chunks}
     missing = named(commit) - brought
@@ -262,23 +271,24 @@ def check_found(effect: Effect, view: View) -> None:
 class _Placing:
     """Assigns each draft its place in the order: the next seq, or the seq of another store."""
 
-    def __init__(self, commit: Commit, view: View, row: Counters, now: int) -> None:
+    def __init__(self, commit: Commit, view: View, counters: Counters, now: int) -> None:
         self._commit = commit
         self._view = view
         self._now = now
         # Namespace → the head as this commit leaves it so far.
         self._heads: dict[str, CheckpointRecord] = {}
-        self.seq = row.seq
-        self.epoch = max(row.epoch, commit.epoch or 0)
+        self.seq = counters.seq
+        self.epoch = max(counters.epoch, commit.epoch or 0)
         self.stored: list[CheckpointRecord] = []
         self.replaced: list[CheckpointRecord] = []
         brings_seqs = any(draft.seq for draft in commit.checkpoints)
-        self._shift = after_tombstones(commit, view, row) if brings_seqs and not commit.merge else (0, 0)
+        self._shift = after_tombstones(commit, view, counters) if brings_seqs and not commit.merge else (0, 0)
         for draft in commit.checkpoints:
             self._place(draft)
         self.disturbs = bool(self.replaced) or brings_seqs
 
     def _place(self, draft: CheckpointRecord) -> None:
+        """Add the record of a draft to `stored`, unless a stored record or a tombstone wins."""
         # 1. Only a replacement, or a record of another store, can meet a stored record of its id.
         commit = self._commit
         old = self._view.find(draft.namespace, draft.id) if commit.replace or draft.seq else None
@@ -337,7 +347,7 @@ def _rewritten(commit: Commit, view: View) -> list[tuple[CheckpointRecord, Check
     return pairs
 
 
-def _writes(commit: Commit, view: View, row: Counters) -> tuple[WriteRecord, ...]:
+def _writes(commit: Commit, view: View, counters: Counters) -> tuple[WriteRecord, ...]:
     """Return the writes to store: the first of an index wins, unless its checkpoint is replaced.
 
     A control write gets a rank, and the last one wins.
@@ -346,7 +356,7 @@ def _writes(commit: Commit, view: View, row: Counters) -> tuple[WriteRecord, ...
     for write in commit.writes:
         stored = accepted.get(write.key) or (None if commit.replace else view.write(write.key))
         if write.index < 0 and write.rank == ABSENT:
-            accepted[write.key] = replace(write, rank=(row.epoch, 0, row.revision))
+            accepted[write.key] = replace(write, rank=(counters.epoch, 0, counters.revision))
         elif stored is None or _outranks(commit, write, stored):
             accepted[write.key] = write
     return tuple(accepted.values())
@@ -364,8 +374,12 @@ class _Reencrypted:
     def __init__(self, bodies: ReencryptedBodies, view: View) -> None:
         writes = [(view.write(old.key), old.body, new) for old, new in bodies.writes]
         entries = [(view.entry(old.kind, old.key), old.body, new) for old, new in bodies.entries]
-        self.writes = tuple([replace(row, body=new) for row, old, new in writes if row and row.body == old])
-        self.entries = tuple([replace(row, body=new) for row, old, new in entries if row and row.body == old])
+        self.writes = tuple(
+            [replace(write, body=new) for write, old, new in writes if write and write.body == old]
+        )
+        self.entries = tuple(
+            [replace(entry, body=new) for entry, old, new in entries if entry and entry.body == old]
+        )
         self.metadata = (
             bodies.metadata[1]
             if bodies.metadata is not None and bodies.metadata[0] == view.thread_metadata()
@@ -376,7 +390,7 @@ class _Reencrypted:
 _UNCHANGED = _Reencrypted(ReencryptedBodies(), cast(View, None))
 
 
-def _entries(commit: Commit, view: View, row: Counters, clock: Clock) -> list[EntryRecord]:
+def _entries(commit: Commit, view: View, counters: Counters, clock: Clock) -> list[EntryRecord]:
     accepted = []
     is_judged = commit.merge and not commit.overrules
     tombstone = view.entry(TOMBSTONE, "") if is_judged else None
@@ -388,7 +402,7 @@ def _entries(commit: Commit, view: View, row: Counters, clock: Clock) -> list[En
         stored = view.entry(entry.kind, entry.key)
         if is_judged and stored is not None and not entry_wins(entry, stored):
             continue
-        accepted.append(resolved_entry(entry, stored, row.revision, clock))
+        accepted.append(resolved_entry(entry, stored, counters.revision, clock))
     return accepted
 
 

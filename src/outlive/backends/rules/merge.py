@@ -24,9 +24,9 @@ from outlive.backends.rules.view import Counters, View
 from outlive.errors import OutOfTurn
 
 
-def check_turn(commit: Commit, view: View, row: Counters | None) -> None:
+def check_turn(commit: Commit, view: View, counters: Counters | None) -> None:
     """Check that the commit is the next one: nothing is missing before it or newer."""
-    following = row.seq + 1 if row is not None else 1
+    following = counters.seq + 1 if counters is not None else 1
     is_out = any(draft.seq != following and view.find(*draft.key) is None for draft in commit.checkpoints)
     for entry in commit.entries:
         stored = view.entry(entry.kind, entry.key)
@@ -72,23 +72,24 @@ def _rank(entry: EntryRecord) -> tuple[Rank, str, bytes]:
 
 
 def wanted_chunks(
-    commit: Commit, rows: Iterable[CheckpointRecord | WriteRecord]
+    commit: Commit, records: Iterable[CheckpointRecord | WriteRecord]
 ) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the chunks of a merge that accepted rows refer to: others may be erased here."""
+    """Return the chunks of a merge that accepted records refer to: others may be erased here."""
     if not (commit.checkpoints or commit.writes):
         return commit.chunks
-    wanted = {name for row in rows for name in row.chunks}
+    wanted = {name for record in records for name in record.chunks}
     return tuple([(name, data) for name, data in commit.chunks if name in wanted])
 
 
 def tombstones(
-    removal: Removal, removed: Iterable[CheckpointKey], row: Counters, clock: Clock
+    removal: Removal, removed: Iterable[CheckpointKey], counters: Counters, clock: Clock
 ) -> list[EntryRecord]:
     """Return entries that record what was removed: up to which seq and revision, and when."""
     keys = [""] if removal.everything else [tombstone_key(*pair) for pair in removed]
     at = clock.now.to_bytes(8)
     return [
-        EntryRecord(TOMBSTONE, key, at, epoch=row.epoch, fence=row.revision, until=row.seq) for key in keys
+        EntryRecord(TOMBSTONE, key, at, epoch=counters.epoch, fence=counters.revision, until=counters.seq)
+        for key in keys
     ]
 
 
@@ -100,7 +101,7 @@ def tombstones_for(draft: CheckpointRecord, view: View) -> list[EntryRecord]:
     return [tomb for tomb in tombstones if tomb is not None and order <= (tomb.epoch, tomb.until)]
 
 
-def after_tombstones(commit: Commit, view: View, row: Counters) -> tuple[int, int]:
+def after_tombstones(commit: Commit, view: View, counters: Counters) -> tuple[int, int]:
     """Return the (epoch, seq) after which copied records are placed in a deleted thread.
 
     No seq is used again. And where a tombstone applies, the other store of a pair would take the
@@ -109,24 +110,24 @@ def after_tombstones(commit: Commit, view: View, row: Counters) -> tuple[int, in
     drafts = [draft for draft in commit.checkpoints if draft.seq]
     tombstones = [tombstone for draft in drafts for tombstone in tombstones_for(draft, view)]
     places = [(tombstone.epoch, tombstone.until) for tombstone in tombstones]
-    if commit.expect_empty and any(draft.seq <= row.seq for draft in drafts):
-        places.append((row.epoch, row.seq))
+    if commit.expect_empty and any(draft.seq <= counters.seq for draft in drafts):
+        places.append((counters.epoch, counters.seq))
     return max(places, default=(0, 0))
 
 
-def merged_metadata(commit: Commit, view: View, row: Counters) -> bytes | None:
+def merged_metadata(commit: Commit, view: View, counters: Counters) -> bytes | None:
     """Return the thread's metadata when it changes."""
     if not commit.merge or commit.overrules:
         return commit.metadata
     stored, sent = (
-        (row.metadata_version, view.thread_metadata() or b""),
+        (counters.metadata_version, view.thread_metadata() or b""),
         (commit.metadata_version or 0, commit.metadata or b""),
     )
     return commit.metadata if sent > stored else None
 
 
-def metadata_version(commit: Commit, row: Counters) -> int:
+def metadata_version(commit: Commit, counters: Counters) -> int:
     """Return the version of metadata that changes."""
     if commit.merge:
-        return max(0 if commit.overrules else row.metadata_version, commit.metadata_version or 0)
-    return row.metadata_version + 1
+        return max(0 if commit.overrules else counters.metadata_version, commit.metadata_version or 0)
+    return counters.metadata_version + 1

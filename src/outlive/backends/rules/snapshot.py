@@ -154,7 +154,7 @@ class Snapshot:
     heads: dict[str, CheckpointRecord] = field(default_factory=dict)
     written: dict[WriteKey, WriteRecord] = field(default_factory=dict)
     pairs: set[CheckpointKey] = field(default_factory=set)
-    notes: dict[tuple[str, str], EntryRecord] = field(default_factory=dict)
+    entries: dict[tuple[str, str], EntryRecord] = field(default_factory=dict)
     chunks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     metadata: bytes | None = None
 
@@ -176,7 +176,7 @@ class Snapshot:
         return self.find(*pair) is not None or pair in self.pairs
 
     def entry(self, kind: str, key: str) -> EntryRecord | None:
-        return self.notes.get((kind, key))
+        return self.entries.get((kind, key))
 
     def chunk(self, name: bytes) -> tuple[int, int] | None:
         return self.chunks.get(name)
@@ -189,12 +189,12 @@ def done_before(commit: Commit, seen: Snapshot) -> Receipt:
     """Return the receipt of a commit that was done the first time it came: what is stored now."""
     assert seen.counters is not None
     records = [seen.find(*draft.key) for draft in commit.checkpoints]
-    notes = [seen.entry(entry.kind, entry.key) for entry in commit.entries]
+    stored_entries = [seen.entry(entry.kind, entry.key) for entry in commit.entries]
     return Receipt(
         seen.counters.generation,
         seen.counters.revision,
         checkpoints=tuple(record for record in records if record is not None),
-        entries=tuple(stored or entry for stored, entry in zip(notes, commit.entries, strict=True)),
+        entries=tuple(stored or entry for stored, entry in zip(stored_entries, commit.entries, strict=True)),
         writes=commit.writes,
         removed=int(commit.removal is not None),
     )

@@ -79,8 +79,8 @@ class HasChunks(Protocol):
 class Effect:
     """A commit resolved: what to remove and what to put, in the order in which to apply it.
 
-    `everything`, `removed`, `removed_chunks`; then `chunks`, `checkpoints` and `rewrites`, `writes`,
-    `entries`, the metadata, and `counters`.
+    `everything`, `removed`, `removed_chunks`; then `chunks`, `checkpoints` and `rewrites`,
+    `writes`, `entries`, the metadata, and `counters`.
     """
 
     thread: ThreadKey

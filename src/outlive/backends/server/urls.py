@@ -48,11 +48,13 @@ def query_of(url: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def take_options(url: str, options: dict[str, Any], known: Iterable[str]) -> tuple[str, dict[str, Any]]:
-    """Move the known options in the query of a URL to those beside it."""
+def take_options(
+    url: str, options: dict[str, Any], known: Iterable[str] | None = None
+) -> tuple[str, dict[str, Any]]:
+    """Move the known options in the query of a URL to those beside it; without `known`, all of them."""
     rest, mark, _ = url.partition("?")
     pairs = query_of(url)
-    known = set(known)
+    known = {name for name, _ in pairs} if known is None else set(known)
     taken = {name: value for name, value in pairs if name in known}
     if twice := taken.keys() & options.keys():
         raise BadURL(f"option {min(twice)!r} is in the URL and beside it; give it once")

@@ -1,22 +1,22 @@
-"""The straight road of an ordinary save: a checkpoint of the root namespace, pending writes, entries.
+"""The fast path of an ordinary save: a checkpoint of the root namespace, pending writes, entries.
 
-Most commits are of this kind, so they take a road of their own. It knows success only. Where a
+Most commits are of this kind, so they have a path of their own. It only knows success. Where a
 commit or a thread is not what it expects (a new thread, a repeated id, a stale generation, another
-head, a damaged row), nothing is changed, and the general road (`decide` and `Writer`) judges the
+head, a damaged row), nothing is changed, and the general path (`decide` and `Writer`) judges the
 commit from the start. So there is one place for every refusal and for every kind of damage.
 
-The road reads nothing of a thread that this process has written before. It remembers the row of the
-thread and that of its head as it wrote or read them last, and the updates compare every column with
-what is stored: a row that another process wrote, or that was damaged, is not found. The newest
-checkpoint of the index is compared in the same way. The keys of chunks are remembered with the row
-of their thread, and count only while that is the stored one: a file that was restored from a backup
-under an open store may have other chunks in the same generation. A transaction that is rolled back
-forgets what was remembered.
+The fast path reads nothing of a thread that this process has written before. It remembers the row
+of the thread and that of its head as it wrote or read them last, and the updates compare every
+column with what is stored: a row that another process wrote, or that was damaged, is not found. The
+newest checkpoint of the index is compared in the same way. The keys of chunks are remembered with
+the row of their thread, and count only while that is the stored one: a file that was restored from
+a backup under an open store may have other chunks in the same generation. A transaction that is
+rolled back forgets what was remembered.
 
 What a run writes is of this kind too: a step, or a checkpoint, with the renewal of its leases. The
 entries that were written last are remembered with the row of their thread. Their updates compare
-the status of an entry and the checksums of both of its rows, and write the other columns. A fence is
-compared with what is remembered, which the row of the thread vouches for.
+the status of an entry and the checksums of both of its rows, and write the other columns. A fence
+is compared with what is remembered, which the row of the thread vouches for.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ EntryKey = tuple[str, str]  # (kind, key)
 
 
 class Unusual(Exception):
-    """The road turned out to be the wrong one after something was written: roll back, take the other."""
+    """The fast path met something unusual after it had written: roll back, and take the general path."""
 
 
 class ThreadRows:
@@ -99,14 +99,14 @@ class ThreadRows:
         self.keys = keys
 
 
-def note_entry(entries: dict[EntryKey, StoredEntry], place: EntryKey, stored: StoredEntry) -> None:
+def note_entry(entries: dict[EntryKey, StoredEntry], key: EntryKey, stored: StoredEntry) -> None:
     """Remember an entry as it was written; the oldest one is forgotten when there are many."""
-    entries.pop(place, None)
+    entries.pop(key, None)
     if stored.entry is None or len(stored.entry.body or b"") > _MAX_BODY:
         return
     if len(entries) >= _MAX_ENTRIES:
         del entries[next(iter(entries))]
-    entries[place] = stored
+    entries[key] = stored
 
 
 class Remembered:
@@ -125,7 +125,7 @@ class Remembered:
         return known.keys, known.entries
 
     def keep(self, digest: bytes, rows: ThreadRows) -> None:
-        """Keep the rows of a listed thread; others take the general road."""
+        """Keep the rows of a listed thread; others take the general path."""
         if not rows.thread.listed:
             self.rows.pop(digest, None)
             return
@@ -161,10 +161,10 @@ def is_ordinary(commit: Commit) -> bool:
 
 
 def append(db: apsw.Connection, commit: Commit, remembered: Remembered) -> Receipt | None:
-    """Do a commit, if it is ordinary.
+    """Do a commit, if it is ordinary, inside the transaction of the caller.
 
-    None: it belongs on the general road, and nothing was changed. Raises `Unusual` when something
-    was.
+    None: it belongs on the general path, and nothing was changed. Raises `Unusual` when something
+    was: the caller rolls back. A crash before the caller commits leaves nothing of it.
     """
     if not is_ordinary(commit):
         return None
@@ -172,9 +172,10 @@ def append(db: apsw.Connection, commit: Commit, remembered: Remembered) -> Recei
     rows = remembered.rows.get(digest) or _read(db, commit.thread, remembered)
     if rows is None or not _is_expected(db, commit, rows):
         return None
-    # 1. The row of the thread, if it is what is remembered. Nothing was changed before.
-    leases = clock() if commit.entries else None
-    now = time.time_ns() // 1000 if leases is None else leases.now
+    # 1. The row of the thread, if the stored one is what is remembered. Until here nothing was
+    #    changed. What follows also changes what is remembered: a rollback forgets all of that.
+    lease_clock = clock() if commit.entries else None
+    now = time.time_ns() // 1000 if lease_clock is None else lease_clock.now
     thread = _put_thread(db, commit, rows, now)
     if thread is None:
         remembered.rows.pop(digest, None)
@@ -197,7 +198,7 @@ def append(db: apsw.Connection, commit: Commit, remembered: Remembered) -> Recei
             row = checkpoint_row(
                 thread.key, record, ormsgpack.packb([*map(rows.keys.__getitem__, record.chunks)])
             )
-            place = (
+            columns = (
                 thread.key,
                 thread.revision,
                 record.epoch,
@@ -207,18 +208,20 @@ def append(db: apsw.Connection, commit: Commit, remembered: Remembered) -> Recei
                 row[-1],
             )
             newest = (thread.key, old.epoch, old.seq)  # in the index too
-            head = _put_head(db, _PUT_HEAD_OF_NEWEST, digest, old, place, *newest)
+            head = _put_head(db, _PUT_HEAD_OF_NEWEST, digest, old, columns, *newest)
             db.execute(PUT_CHECKPOINT, row)
             head_id, records = record.id, (record,)
         else:
-            place = (thread.key, thread.revision, *rows.head[2:-1])
+            columns = (thread.key, thread.revision, *rows.head[2:-1])
             sql = _PUT_HEAD if head_id is not None else _PUT_NO_HEAD
-            head = _put_head(db, sql, digest, rows.head, place)
+            head = _put_head(db, sql, digest, rows.head, columns)
         # 4. Writes, each in a place that is free.
         if commit.writes:
             _put_writes(db, commit.writes, thread.key, rows.keys)
         # 5. Entries, each new or in the place of the one that is remembered.
-        entries = () if leases is None else _put_entries(db, commit.entries, thread.key, rows.entries, leases)
+        entries: tuple[EntryRecord, ...] = ()
+        if lease_clock is not None:
+            entries = _put_entries(db, commit.entries, thread.key, rows.entries, lease_clock)
     except (
         apsw.ConstraintError,
         EntryMoved,
@@ -370,13 +373,13 @@ def _put_entries(
     entries: Sequence[EntryRecord],
     key: int,
     remembered: dict[EntryKey, StoredEntry],
-    leases: Clock,
+    lease_clock: Clock,
 ) -> tuple[EntryRecord, ...]:
     put = []
     for entry in entries:
-        place = (entry.kind, entry.key)
-        old = remembered.get(place, _NO_ENTRY)
-        new = resolved_entry(entry, old.entry, 0, leases)
-        note_entry(remembered, place, put_entry(db, key, new, old, must_be_new=True))
+        entry_key = (entry.kind, entry.key)
+        old = remembered.get(entry_key, _NO_ENTRY)
+        new = resolved_entry(entry, old.entry, 0, lease_clock)
+        note_entry(remembered, entry_key, put_entry(db, key, new, old, must_be_new=True))
         put.append(new)
     return tuple(put)

@@ -67,6 +67,12 @@ class Audit:
                 self._damage.append(Corrupt(f"chunk {name.hex()} is damaged", thread=view.thread.id))
 
 
+def unlisted(id: object) -> Corrupt:
+    """Return the error for a thread that has a row or is in the roster, but not both."""
+    thread = unescape(id) if isinstance(id, str) else repr(id)
+    return Corrupt("its row, or its place in the list of threads, is gone or changed", thread=thread)
+
+
 def orphans(db: apsw.Connection) -> list[Corrupt]:
     """Find rows whose thread is gone, and damaged rows of threads that nobody lists."""
     damage: list[Corrupt] = []
@@ -86,7 +92,7 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
         "select tenant, id from roster except select tenant, id from thread where listed "
         "union all select * from (select tenant, id from thread where listed except select tenant, id from roster)"
     )
-    damage += [Corrupt("it is listed once and not twice", thread=str(row[1])) for row in db.execute(sql)]
+    damage += [unlisted(row[1]) for row in db.execute(sql)]
     for table in TABLES:
         count = fetch_one(db, f"select count(*) from {table} where thread not in (select key from thread)")[0]
         if count:

@@ -44,7 +44,7 @@ from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting, write_order
 from outlive.backends.sqlite.append import Remembered, Unusual, append
-from outlive.backends.sqlite.audit import Audit, orphans
+from outlive.backends.sqlite.audit import Audit, orphans, unlisted
 from outlive.backends.sqlite.connection import SCHEMA_VERSION, Connection, fetch_one
 from outlive.backends.sqlite.entries import EntrySearch, prefix_range
 from outlive.backends.sqlite.reader import Reader
@@ -67,8 +67,8 @@ class SQLiteBackend:
     """One connection to one file, under one lock.
 
     `timeout_s` of a commit limits how long it waits for the processes that write. Reads take a
-    `timeout_s`, as every backend does, and need none: in WAL mode a reader waits for no writer. Only
-    a process that recovers the log after a crash makes readers wait, at most as long as the
+    `timeout_s`, as every backend does, and need none: in WAL mode a reader waits for no writer.
+    Only a process that recovers the log after a crash makes readers wait, at most as long as the
     connection does.
     """
 
@@ -140,7 +140,7 @@ class SQLiteBackend:
         start = time.monotonic()
         try:
             results = self._commit_together(commits, busy_s)
-        except Unusual:  # the transaction is rolled back: take the general road in the time that is left
+        except Unusual:  # the transaction is rolled back: take the general path in the time that is left
             left_s = max(busy_s - (time.monotonic() - start), _LEAST_S)
             results = self._commit_together(commits, left_s, is_general=True)
         for result in results:
@@ -157,10 +157,13 @@ class SQLiteBackend:
         try:
             with transaction as db:
                 if len(commits) > 1:
-                    return self._commit_group(db, commits, self._decide if is_general else self._commit)
-                # A refusal may roll back the whole transaction.
+                    return self._commit_group(
+                        db, commits, self._commit_by_rules if is_general else self._commit
+                    )
+                # Alone, a commit needs no savepoint: its refusal may roll back the whole
+                # transaction.
                 receipt = None if is_general else append(db, commits[0], self._remembered)
-                return [receipt or self._decide(db, commits[0])]
+                return [receipt or self._commit_by_rules(db, commits[0])]
         except OutliveError as error:  # the transaction is rolled back: none of them is stored
             return [error] * len(commits)
 
@@ -193,9 +196,11 @@ class SQLiteBackend:
         return result
 
     def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
-        return append(db, commit, self._remembered) or self._decide(db, commit)
+        """Do a commit on the fast path if it can, otherwise on the general one."""
+        return append(db, commit, self._remembered) or self._commit_by_rules(db, commit)
 
-    def _decide(self, db: apsw.Connection, commit: Commit) -> Receipt:
+    def _commit_by_rules(self, db: apsw.Connection, commit: Commit) -> Receipt:
+        """Let `decide` judge a commit, and write what it decided. After an error the caller rolls back."""
         draft = commit.checkpoints[0] if commit.checkpoints else None
         deletes = commit.removal is not None and is_deletion(commit)
         view = SQLiteView(db, commit.thread, draft=draft, deletes=deletes)
@@ -306,9 +311,17 @@ class SQLiteBackend:
             ).fetchall()
             roster = f"select t.id from roster t where t.tenant = ? and {where} order by t.id limit ?"
             expected = [row[0] for row in db.execute(roster, values)]
-            if expected != [row[_ID] for row in rows]:
-                raise Corrupt("the list of threads is damaged: a row of it is gone or changed")
+            if expected != (listed := [row[_ID] for row in rows]):
+                raise self._unlisted(expected, listed)
             return [self._summary(db, row, query.heads) for row in rows]
+
+    @staticmethod
+    def _unlisted(expected: list[Any], listed: list[Any]) -> Corrupt:
+        """Return the error for the first thread that is only in one of two lists by id."""
+        differing = set(expected) ^ set(listed)
+        if not differing:
+            return Corrupt("the list of threads is damaged: a row of it is there twice")
+        return unlisted(min(differing))
 
     def _newest(self, query: ThreadQuery) -> list[ThreadRecord]:
         at, id = query.before or (_END, "")

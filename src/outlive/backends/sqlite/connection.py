@@ -119,7 +119,7 @@ class Connection:
         if db is not None and db.in_transaction:
             self.roll_back(db)
 
-    def check_place(self, db: apsw.Connection, *, is_reading: bool) -> None:
+    def check_file(self, db: apsw.Connection, *, is_reading: bool) -> None:
         """Refuse a file that was moved or deleted: before every commit, sometimes when reading."""
         now = time.monotonic()
         if self._marks is None or (is_reading and now < self._next_check):
@@ -165,10 +165,11 @@ class Connection:
 
     def _open(self) -> apsw.Connection:
         if self.path != _MEMORY:
-            self._prepare_place()
+            self._prepare_file()
         db = apsw.Connection(self._file)
         try:
-            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # what is refused is left as it is
+            # 1. Look first: a file that is refused is left as it is, with its log.
+            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             db.set_busy_timeout(max(1, int(self._busy_s * 1000)))
             self._timeout_s = self._busy_s
             db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
@@ -180,6 +181,8 @@ class Connection:
             self._is_ours(db)
             if self.path != _MEMORY:
                 self._check_log(db)
+            # 2. Take it. A crash while the tables are made leaves an empty file, which the next opener
+            #    makes a store.
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
             self._configure(db)
             self._migrate(db)
@@ -191,7 +194,7 @@ class Connection:
             raise
         return db
 
-    def _prepare_place(self) -> None:
+    def _prepare_file(self) -> None:
         """Create the file for its owner alone. SQLite gives its mode to the files beside it."""
         if not Path(self._file).parent.is_dir():
             raise FolderMissing(f"the folder of {self.path!r} does not exist; create it first")
@@ -341,7 +344,7 @@ class _Transaction:
         connection, db = self._connection, self._db
         if error is None:
             try:
-                connection.check_place(db, is_reading=self._is_reading)
+                connection.check_file(db, is_reading=self._is_reading)
                 # Full fsync: a crash before leaves nothing of it, a crash after all of it.
                 db.execute("commit")
             except BaseException as failure:  # noqa: BLE001  # raised again

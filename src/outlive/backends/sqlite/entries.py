@@ -91,27 +91,27 @@ def put_entry(
     Raises `EntryMoved` if something else is there: `stored` was remembered, not read. With
     `must_be_new`, an entry that is put where none is remembered must not meet one.
     """
-    place = (thread_key, escape(entry.kind), escape(entry.key))
+    key_columns = (thread_key, escape(entry.kind), escape(entry.key))
     status = escape(entry.status)
     fields = (status, entry.epoch, entry.fence, entry.revision, entry.until, entry.clock, entry.body)
-    check = checksum(*place, *fields)
+    check = checksum(*key_columns, *fields)
     # With the same status, an update leaves the indexes alone.
     if stored.entry is not None and stored.status == status:
-        db.execute(_RENEW, (*fields[1:], check, *place, status, stored.checksum))
+        db.execute(_RENEW, (*fields[1:], check, *key_columns, status, stored.checksum))
         is_stored = db.changes()
-        db.execute(_RENEW_VERSION, (check, *place, stored.checksum))
+        db.execute(_RENEW_VERSION, (check, *key_columns, stored.checksum))
         if not (is_stored and db.changes()):
             raise EntryMoved
     else:
-        db.execute(_INSERT if must_be_new else _REPLACE, (*place, *fields, check))
-        db.execute(_INSERT_VERSION if must_be_new else _REPLACE_VERSION, (*place, status, check))
+        db.execute(_INSERT if must_be_new else _REPLACE, (*key_columns, *fields, check))
+        db.execute(_INSERT_VERSION if must_be_new else _REPLACE_VERSION, (*key_columns, status, check))
     return StoredEntry(entry, status, check)
 
 
 def remove_entry(db: apsw.Connection, thread_key: int, entry: EntryRecord) -> StoredEntry:
-    place = (thread_key, escape(entry.kind), escape(entry.key))
+    key_columns = (thread_key, escape(entry.kind), escape(entry.key))
     for table in ("entry", "entry_version"):
-        db.execute(f"delete from {table} where thread = ? and kind = ? and key = ?", place)
+        db.execute(f"delete from {table} where thread = ? and kind = ? and key = ?", key_columns)
     return StoredEntry(None)
 
 
@@ -142,6 +142,7 @@ class EntrySearch:
         return [self._kind, self._low, high, *self._statuses]
 
     def of_thread(self, key: ThreadKey, thread_key: int) -> list[tuple[ThreadKey, EntryRecord]]:
+        """Return a page of entries of one thread. Raises DamagedEntry for one that its version knows and that is gone."""
         where, values = f"{{0}}.thread = ? and {self._where}", [thread_key, *self._values()]
         if self._after is not None:
             sign = ">" if key.digest <= self._after[1] else ">="
@@ -161,6 +162,8 @@ class EntrySearch:
         return [(key, entry_of(thread_key, key.id, row[:10], row[10])) for row in rows]
 
     def of_tenant(self) -> list[tuple[ThreadKey, EntryRecord]]:
+        """Return a page of entries of all threads of the tenant, as `of_thread` does."""
+        # 1. The page itself, by the index of entries.
         where, values = self._where, self._values()
         after: list[Any] = []
         if self._after is not None:
@@ -177,6 +180,7 @@ class EntrySearch:
             f"where {where.format('e')}{self._timed} and t.tenant = ? order by e.key, t.digest limit ?"
         )
         rows: list[Any] = self._db.execute(sql, (*values, *self._moments, tenant, self._limit)).fetchall()
+        # 2. Up to its end, every version must have its entry: else that was lost, or is an older copy.
         bound, last = "", []
         if len(rows) == self._limit:
             bound, last = " and ({0}.key, t.digest) <= (?, ?)", [rows[-1][5], rows[-1][3]]
@@ -188,7 +192,8 @@ class EntrySearch:
             "order by v.key, t.digest limit 1"
         )
         for id, *row in self._db.execute(missing, (*values, *last, tenant)).fetchall():
-            raise DamagedEntry(_text(id), *[_text(field) for field in row])
+            raise DamagedEntry(None if id is None else _text(id), *[_text(field) for field in row])
+        # 3. Count both by their own indexes: an index that lost a line would hide its entry from step 1.
         bounds, bound_values = f"{where}{bound} and t.tenant = ?", (*values, *last, tenant)
         listed = _count(self._db, f"entry e{by_key}", bounds.format("e"), bound_values)
         if listed < _count(self._db, f"entry_version v{by_version}", bounds.format("v"), bound_values):

@@ -219,6 +219,7 @@ def find_loss(log: str, page_size: int, frames: int, marks: MarkFile, mark: Mark
 
 
 def _find_loss(log: _Log, frames: int, marks: MarkFile, mark: Mark | None) -> str | None:
+    """Ask the mark, then the frames, as the module says. Nothing is changed."""
     # 1. A mark that must hold: the log has at least its frames, unless it was started again since.
     if mark is not None and mark.frames and marks.holds(mark):
         if log.is_cut:

@@ -63,7 +63,8 @@ def show(
 ) -> None:
     """Show a checkpoint and its state; the head if none is named.
 
-    CHECKPOINT is an id, the beginning of one, or a position: @7 has seq 7, @-1 is the one before the head.
+    CHECKPOINT is an id, the beginning of one, or a position: @7 has seq 7, @-1 is the one before
+    the head.
     """
     if at is not None and checkpoint is not None:
         raise BadArgument("give either a checkpoint or --at, not both")

@@ -27,8 +27,8 @@ from outlive.view.escape import escape_terminal
 def new_key(call: Call, file: str, id: str | None, first: bool) -> None:
     """Create a random key and add it to a key file, which is created if needed; - prints the key instead.
 
-    The last key of a file is the newest: it encrypts what is saved. Without the keys the store cannot be
-    read: keep a second copy of the file, away from the store.
+    The last key of a file is the newest: it encrypts what is saved. Without the keys the store
+    cannot be read: keep a second copy of the file, away from the store.
     """
     lines = _read_lines(file)
     key_id = _choose_id(id, parse_key_ring(" ".join(lines)).ids)

@@ -41,9 +41,9 @@ def import_langgraph(
 ) -> None:
     """Import every thread that LangGraph's SqliteSaver or PostgresSaver has stored.
 
-    The source (old.db, sqlite:///old.db, postgresql://host/database) is only read, and may be in use. You can repeat
-    the import: it skips what is there, and imports threads again that have changed. Exits with 1 when
-    threads were left out.
+    The source (old.db, sqlite:///old.db, postgresql://host/database) is only read, and may be in
+    use. You can repeat the import: it skips what is there, and imports threads again that have
+    changed. Exits with 1 when threads were left out.
     """
     from outlive.adapters.langgraph.importer import importer
     from outlive.adapters.langgraph.importer.dotted_names import named_serde, named_types

@@ -153,8 +153,8 @@ def _show_stats(measured: list[tuple[str, Sizes]], limit: int) -> None:
 def sweep(call: Call, keep_last: int | None, max_age: str | None, ttl: str | None, dry_run: bool) -> None:
     """Delete old checkpoints from all threads. A checkpoint is deleted if any of the rules applies.
 
-    The newest checkpoint of each namespace, open interrupts and what an unfinished run needs are always
-    kept. Exits with 1 if some threads could not be swept.
+    The newest checkpoint of each namespace, open interrupts and what an unfinished run needs are
+    always kept. Exits with 1 if some threads could not be swept.
     """
     retain = _parse_rules(keep_last, max_age, ttl)
     with call.open(writes=not dry_run) as store:
@@ -230,8 +230,9 @@ def _show_swept(swept: Swept, verb: str) -> None:
 def rotate(call: Call) -> None:
     """Re-encrypt all data of the tenant under the newest key, which is the last one of the key file.
 
-    Other processes can save meanwhile. If it is interrupted, run it again. outlive docs encryption says when
-    old keys can be deleted. Exits with 1 if no key decrypts some records; they are left unchanged.
+    Other processes can save meanwhile. If it is interrupted, run it again. outlive docs encryption
+    says when old keys can be deleted. Exits with 1 if no key decrypts some records; they are left
+    unchanged.
     """
     with call.open(writes=True) as store:
         ring = read_key_ring(call.key_file)

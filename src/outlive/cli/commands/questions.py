@@ -17,7 +17,7 @@ from outlive.cli.lookup import find_run, find_thread
 from outlive.cli.question_view import question_cells, show_question, show_questions
 from outlive.cli.watch import Listing, answer_list, watch_option
 from outlive.errors import AnswerRefused, BadArgument
-from outlive.view.advice import message_with_advice
+from outlive.view.advice import message_with_advice, question_damage
 from outlive.view.answers import describe_schema, parse_answer
 from outlive.view.escape import escape_terminal, quote_argument, unescape
 from outlive.view.items import question_item
@@ -59,6 +59,8 @@ def questions(
 ) -> None:
     """List the open questions of all runs, the oldest first: what is asked, since when, and what an answer has to be.
 
+    A damaged question is listed with the reason; then the exit code is 1.
+
     \b
     outlive questions --agent refunds --older-than 1d
     outlive questions --watch
@@ -80,7 +82,10 @@ def questions(
             page = (
                 sorted(listed, key=_asked) if most is None else heapq.nsmallest(most + 1, listed, key=_asked)
             )
-            items = [question_item(question) for question in page[:most]]
+            items, damage = (
+                [question_item(question) for question in page[:most]],
+                question_damage(page[:most]),
+            )
             return Listing(
                 items,
                 lambda: (
@@ -88,7 +93,11 @@ def questions(
                 ),
                 name=_name,
                 cells=question_cells,
-                notes=["more: use --limit"] if len(page) > len(items) and not call.is_json else [],
+                notes=[
+                    *(["more: use --limit"] if len(page) > len(items) and not call.is_json else []),
+                    *damage,
+                ],
+                is_ok=not damage,
             )
 
         answer_list(call, look, watches=watch)
@@ -197,6 +206,10 @@ def _answer(
     is_text: bool,
     by: str | None,
 ) -> QuestionInfo:
+    from outlive.runs.questions import check_readable
+
+    if question is not None:
+        check_readable(question)
     schema = None if question is None else question.schema
     asks = text is None
     if asks:

@@ -102,7 +102,8 @@ async def open_async(call: Call) -> Any:
 def recover(call: Call, handlers: str | None, dry_run: bool, **options: Any) -> None:
     """Resume all dead and released runs: claim each, and call the handler of its agent.
 
-    If several processes recover at once, each run goes to one of them. Exits with 1 if a run failed or was skipped.
+    If several processes recover at once, each run goes to one of them. Exits with 1 if a run failed
+    or was skipped.
     """
     if dry_run:
         with call.open() as store:
@@ -126,13 +127,16 @@ def recover(call: Call, handlers: str | None, dry_run: bool, **options: Any) -> 
 
 def _list_recoverable(call: Call, store: OpenedStore) -> None:
     clock, workers = LeaseClock.of(store), Workers(store)
-    usages = Usages()
-    items = [RunView(run, clock, store, workers, usages).item() for run in store.recoverable()]
+    usages, damage = Usages(), list[str]()
+    items = [RunView(run, clock, store, workers, usages, damage).item() for run in store.recoverable()]
     call.answer(
         items,
         lambda: show_runs(items) if items else print("no runs to recover"),
         brief=[escape_terminal(item["id"]) for item in items],
+        is_ok=not damage,
     )
+    for message in damage:
+        call.note(message)
 
 
 async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recovered:
@@ -200,7 +204,8 @@ def _show_recovered(items: list[dict[str, Any]]) -> None:
 def retry(call: Call, run: str, thread: str | None, handlers: str | None, not_before: str | None) -> None:
     """Resume a run that failed, was parked, cancelled or released.
 
-    Without --handlers the run is only marked as released: the next `recover`, or a worker, resumes it.
+    Without --handlers the run is only marked as released: the next `recover`, or a worker, resumes
+    it.
     """
     if handlers is not None and not_before is not None:
         raise BadArgument("--handlers resumes the run now, and --not-before later; give one of them")

@@ -68,8 +68,8 @@ def _inspect_unended(call: Call) -> Replicas:
 def replication(call: Call, join: bool, pause: bool, leave: bool) -> None:
     """Show the state of a pair: which store is active, and what is queued for the other.
 
-    Changes nothing without --join, --pause or --leave. Exits with 1 unless the primary is active and the
-    secondary can take over.
+    Changes nothing without --join, --pause or --leave. Exits with 1 unless the primary is active
+    and the secondary can take over.
     """
     if join + pause + leave > 1:
         raise BadArgument("give only one of --join, --pause and --leave")

@@ -54,7 +54,8 @@ def runs(
 ) -> None:
     """List runs that are live, dead, waiting, released, parked or failed: owner, lease, attempts, tokens and cost.
 
-    The list says what a run waits for, and in which step a run has been quiet for a minute or more.
+    The list says what a run waits for, and in which step a run has been quiet for a minute or more. A damaged run is
+    listed with the reason; then the exit code is 1.
 
     \b
     outlive runs --status waiting --agent refunds
@@ -70,7 +71,8 @@ def runs(
         most, usages = limit_of(limit, watches=watch), Usages()
 
         def look() -> Listing:
-            views, next = list_runs(store, wanted, agent, thread_id, most, after, usages)
+            damage: list[str] = []
+            views, next = list_runs(store, wanted, agent, thread_id, most, after, usages, damage)
             items = [view.item() for view in views]
             more = None if next is None else f"more: --after {quote_argument(next).removeprefix('-- ')}"
             return Listing(
@@ -79,7 +81,8 @@ def runs(
                 name=lambda item: escape_terminal(item["id"]),
                 cells=run_cells,
                 next=next,
-                notes=[more] if more and not call.is_json else [],
+                notes=[*([more] if more and not call.is_json else []), *damage],
+                is_ok=not damage,
             )
 
         answer_list(call, look, watches=watch)

@@ -112,7 +112,8 @@ def ls(
 def _list_page(
     store: OpenedStore, page: list[ThreadInfo], damaged: list[Corrupt], next: str | None, tells_more: bool
 ) -> Listing:
-    items = thread_items(store, page)
+    damage = [message_with_advice(error) for error in damaged]
+    items = thread_items(store, page, damage)
     rows = {info.id: _thread_row(info, item) for info, item in zip(page, items, strict=True)}
     more = f"more: --after {quote_argument(next).removeprefix('-- ')}" if next else "more: use --limit"
     return Listing(
@@ -121,8 +122,8 @@ def _list_page(
         name=lambda item: escape_terminal(item["id"]),
         cells=lambda item: rows.get(item["id"], ("",))[1:],
         next=next,
-        notes=[*([more] if tells_more else []), *map(message_with_advice, damaged)],
-        is_ok=not damaged,
+        notes=[*([more] if tells_more else []), *damage],
+        is_ok=not damage,
     )
 
 

@@ -50,8 +50,8 @@ def copy(
 ) -> None:
     """Copy the store into another one of any kind, which is created if needed: a backup, or a move.
 
-    Other processes can save meanwhile. Run it again to copy what is new; nothing in the target is deleted.
-    Each state is read back from the target. Runs are copied if all threads are.
+    Other processes can save meanwhile. Run it again to copy what is new; nothing in the target is
+    deleted. Each state is read back from the target. Runs are copied if all threads are.
     """
     changed_since = None if since is None else parse_time("--since", since)
     options = _target_options(call, target_key_file, decrypt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outlive.cli.lookup import find_checkpoint, find_prefix, find_run, find_thread, open_thread
@@ -12,7 +13,7 @@ from outlive.cli.mcp.desk import Answer, Desk, page_from
 from outlive.cli.mcp.size import ANSWER, VALUE, count_fitting, fit, length
 from outlive.cli.page import deleted_error, find_pair, select_checkpoints, thread_items
 from outlive.errors import BadArgument, Corrupt
-from outlive.view.advice import message_with_advice
+from outlive.view.advice import message_with_advice, question_damage
 from outlive.view.checkpoints import CheckpointContent, read_changes, read_content
 from outlive.view.history import read_history
 from outlive.view.items import question_item, run_details, step_item
@@ -45,10 +46,13 @@ def threads(
         damaged, newest=newest, prefix=find_prefix(store, prefix), filter=filter, after=after
     )
     page: list[ThreadInfo] = list(itertools.islice(infos, limit + 1))
-    items = [fit(desk.clean(item), depth=2) for item in thread_items(store, page[:limit])]
+    damage: list[str] = []
+    items = [fit(desk.clean(item), depth=2) for item in thread_items(store, page[:limit], damage)]
     items = items[: count_fitting(items)]
     has_more = len(page) > len(items) and not newest
-    return Answer(items, page[len(items) - 1].id if has_more else None, [*map(message_with_advice, damaged)])
+    return Answer(
+        items, page[len(items) - 1].id if has_more else None, [*map(message_with_advice, damaged), *damage]
+    )
 
 
 # Checkpoints
@@ -135,10 +139,11 @@ def runs(
 ) -> Answer:
     store = desk.store
     thread_id = None if thread is None else find_thread(store, thread)
-    views, next = list_runs(store, set(status or LISTED), agent, thread_id, limit, after, Usages())
+    damage: list[str] = []
+    views, next = list_runs(store, set(status or LISTED), agent, thread_id, limit, after, Usages(), damage)
     items = [fit(desk.clean(view.item())) for view in views]
     count = count_fitting(items)
-    return Answer(items[:count], next if count == len(items) else views[count - 1].info.id)
+    return Answer(items[:count], next if count == len(items) else views[count - 1].info.id, damage)
 
 
 def run(desk: Desk, *, run: str, thread: str | None) -> Answer:
@@ -169,8 +174,9 @@ def questions(
         events=events,
     )
     oldest = heapq.nsmallest(start + limit + 1, listed, key=_asked)
-    page = [fit(desk.clean(question_item(question))) for question in oldest[start : start + limit]]
-    return page_from(page, start, len(oldest))
+    shown = oldest[start : start + limit]
+    page = [fit(desk.clean(question_item(question))) for question in shown]
+    return replace(page_from(page, start, len(oldest)), notes=question_damage(shown))
 
 
 def _asked(question: QuestionInfo) -> tuple[float, str, str]:

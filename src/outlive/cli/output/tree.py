@@ -44,7 +44,8 @@ def show_checkpoints(
 ) -> None:
     """Print checkpoints as a tree, or as a list if they do not belong together.
 
-    If they are of a graph, `steps` tells what each of them did; there are no columns for sizes then.
+    If they are of a graph, `steps` tells what each of them did; there are no columns for sizes
+    then.
     """
     if not page:
         print("no checkpoints")

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from outlive.backend import escape
 from outlive.inspector.access import PAGE
 from outlive.inspector.site import Site, command_line
+from outlive.view.advice import question_damage
 from outlive.view.answers import describe_schema
 from outlive.view.items import question_item, worker_item
 from outlive.view.run_text import QUIET_S
@@ -33,19 +34,21 @@ _HEADINGS = {
 }
 
 
-def open_questions(site: Site, limit: int = PAGE) -> list[dict[str, Any]]:
-    """Return the open questions, the oldest first."""
+def open_questions(site: Site, damage: list[str], limit: int = PAGE) -> list[dict[str, Any]]:
+    """Return the open questions, the oldest first. `damage` gets why one cannot be read."""
     listed = itertools.islice(site.store.questions(), _MOST_QUESTIONS)
-    return [question_item(question) for question in heapq.nsmallest(limit, listed, key=_asked)]
+    oldest = heapq.nsmallest(limit, listed, key=_asked)
+    damage += question_damage(oldest)
+    return [question_item(question) for question in oldest]
 
 
 def _asked(question: QuestionInfo) -> tuple[float, str, str]:
     return (question.asked_at.timestamp() if question.asked_at else 0.0, question.run, question.name)
 
 
-def group_runs(site: Site) -> dict[str, list[dict[str, Any]]]:
-    """Return the runs that have not ended, by how they stand."""
-    views, _ = list_runs(site.store, UNFINISHED, None, None, _MOST_RUNS, None, Usages())
+def group_runs(site: Site, damage: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the runs that have not ended, by how they stand. `damage` gets why one cannot be read."""
+    views, _ = list_runs(site.store, UNFINISHED, None, None, _MOST_RUNS, None, Usages(), damage)
     groups: dict[str, list[dict[str, Any]]] = {name: [] for name in _HEADINGS}
     for view in views:
         item = view.item()
@@ -55,7 +58,8 @@ def group_runs(site: Site) -> dict[str, list[dict[str, Any]]]:
 
 
 def now(site: Site, request: Request) -> Response:
-    questions, groups = open_questions(site), group_runs(site)
+    damage: list[str] = []
+    questions, groups = open_questions(site, damage), group_runs(site, damage)
     clean = site.access.redaction.clean
     return site.page(
         request,
@@ -65,6 +69,7 @@ def now(site: Site, request: Request) -> Response:
         headings=_HEADINGS,
         counts={"questions": len(questions), **{name: len(items) for name, items in groups.items()}},
         workers=[worker_item(worker) for worker in site.store.workers()],
+        damage=damage,
         command=command_line("runs"),
         json_link="/now.json",
         live="now",
@@ -72,9 +77,12 @@ def now(site: Site, request: Request) -> Response:
 
 
 def now_json(site: Site, request: Request) -> Response:
-    items = [item for group in group_runs(site).values() for item in group]
-    return site.json("runs", sorted(items, key=lambda item: escape(item["id"])))
+    damage: list[str] = []
+    items = [item for group in group_runs(site, damage).values() for item in group]
+    return site.json("runs", sorted(items, key=lambda item: escape(item["id"])), is_ok=not damage)
 
 
 def questions_json(site: Site, request: Request) -> Response:
-    return site.json("questions", open_questions(site))
+    damage: list[str] = []
+    items = open_questions(site, damage)
+    return site.json("questions", items, is_ok=not damage)

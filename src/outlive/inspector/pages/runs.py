@@ -25,19 +25,21 @@ _LEAST = 0.4  # percent of the width, of a bar
 _CHUNKS = 100  # of the output
 
 
-def list_page(site: Site, request: Request) -> tuple[list[dict[str, Any]], str | None]:
+def list_page(site: Site, request: Request, damage: list[str]) -> tuple[list[dict[str, Any]], str | None]:
+    """Return a page of runs, and where the next one begins. `damage` gets why one cannot be read."""
     params = request.query_params
     chosen = {status for status in params.getlist("status") if status in STANDINGS}
     wanted = chosen or (set(STANDINGS) if params.get("all") == "1" else UNFINISHED)
     agent, thread = params.get("agent") or None, params.get("thread") or None
     views, next = list_runs(
-        site.store, set(wanted), agent, thread, PAGE, params.get("after") or None, Usages()
+        site.store, set(wanted), agent, thread, PAGE, params.get("after") or None, Usages(), damage
     )
     return [view.item() for view in views], next
 
 
 def runs(site: Site, request: Request) -> Response:
-    items, next = list_page(site, request)
+    damage: list[str] = []
+    items, next = list_page(site, request, damage)
     params = request.query_params
     return site.page(
         request,
@@ -49,6 +51,7 @@ def runs(site: Site, request: Request) -> Response:
         all=params.get("all") == "1",
         agent=params.get("agent", ""),
         thread=params.get("thread", ""),
+        damage=damage,
         command=_command(params),
         json_link=f"/runs.json?{request.url.query}" if request.url.query else "/runs.json",
         live="now",
@@ -63,7 +66,9 @@ def _command(params: QueryParams) -> str:
 
 
 def runs_json(site: Site, request: Request) -> Response:
-    return site.json("runs", *list_page(site, request))
+    damage: list[str] = []
+    items, next = list_page(site, request, damage)
+    return site.json("runs", items, next, is_ok=not damage)
 
 
 def find_view(site: Site, request: Request) -> RunView:

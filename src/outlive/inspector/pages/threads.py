@@ -48,9 +48,10 @@ class Listing:
     next: str | None
     looked: int
     asking: Counter[str]
+    damage: list[str]  # why threads or their runs cannot be read
 
 
-def list_page(site: Site, request: Request, damaged: list[Corrupt]) -> Listing:
+def list_page(site: Site, request: Request) -> Listing:
     """Return a page of threads; a filter that leaves few ends it early, with a place to continue."""
     params, clock = request.query_params, LeaseClock.of(site.store)
     is_newest = not params.get("prefix") and params.get("order", "updated") != "id"
@@ -59,15 +60,18 @@ def list_page(site: Site, request: Request, damaged: list[Corrupt]) -> Listing:
     )
     accepts = _parse_conditions(params, asking)
     items: list[dict[str, Any]] = []
-    last, looked = None, 0
+    damaged: list[Corrupt] = []
+    damage: list[str] = []
+    last, looked, next = None, 0, None
     for info in _threads(site, params, is_newest, damaged):
         if len(items) == PAGE or looked == _SCANNED:
-            return Listing(items, _place(last, is_newest), looked, asking)
+            next = _place(last, is_newest)
+            break
         last, looked = info, looked + 1
-        run = run_of_head(site.store, info, clock)
+        run = run_of_head(site.store, info, clock, damage)
         if accepts(info, run):
             items.append(thread_item(info, run))
-    return Listing(items, None, looked, asking)
+    return Listing(items, next, looked, asking, [*map(message_with_advice, damaged), *damage])
 
 
 def _place(last: ThreadInfo | None, is_newest: bool) -> str | None:
@@ -126,8 +130,7 @@ def parse_filter(text: str) -> dict[str, Any]:
 
 
 def threads(site: Site, request: Request) -> Response:
-    damaged: list[Corrupt] = []
-    listing = list_page(site, request, damaged)
+    listing = list_page(site, request)
     params = request.query_params
     fields = {name: params.get(name, "") for name in FIELDS}
     order = "id" if params.get("prefix") else params.get("order", "updated")
@@ -144,7 +147,7 @@ def threads(site: Site, request: Request) -> Response:
         standings=STANDINGS,
         page_size=PAGE,
         after=params.get("after", ""),
-        damaged=[message_with_advice(error) for error in damaged],
+        damage=listing.damage,
         command=_command(params, order),
         command_note=_command_note(params),
         json_link=f"/threads.json?{request.url.query}" if request.url.query else "/threads.json",
@@ -165,6 +168,5 @@ def _command_note(params: Mapping[str, str]) -> str:
 
 
 def threads_json(site: Site, request: Request) -> Response:
-    damaged: list[Corrupt] = []
-    listing = list_page(site, request, damaged)
-    return site.json("ls", listing.items, listing.next, is_ok=not damaged)
+    listing = list_page(site, request)
+    return site.json("ls", listing.items, listing.next, is_ok=not listing.damage)

@@ -9,10 +9,10 @@ An encrypted record is a header and what AES-256-GCM makes of the bytes:
     ...    ciphertext and tag
 
 The nonce is a keyed hash of what is encrypted and of its associated data (AAD): where it belongs.
-So the same record is encrypted to the same bytes. A retry or a second copy offers what is there, and
-neither a fork nor a machine restored from a snapshot can use a nonce twice. A reader of the store
-can tell that the very same record was written again at the very same place, and nothing else. With
-256 derived keys 2**38 records may be encrypted under one key of yours.
+So the same record is encrypted to the same bytes. A retry or a second copy offers what is there,
+and neither a fork nor a machine restored from a snapshot can use a nonce twice. A reader of the
+store can tell that the very same record was written again at the very same place, and nothing else.
+With 256 derived keys 2**38 records may be encrypted under one key of yours.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Encrypted is what people and models wrote: chunks, the bodies of checkpoints (with their metadata),
 of writes and of entries (runs with prompt and result, steps, responses), and the metadata of
-threads; the columns with metadata in JSON stay empty. Clear is what a backend orders and finds records by:
-ids, namespaces, names of channels and tasks, places, times, sizes, statuses.
+threads; the columns with metadata in JSON stay empty. Clear is what a backend orders and finds
+records by: ids, namespaces, names of channels and tasks, places, times, sizes, statuses.
 
 Each record is bound to where it belongs, as associated data (AAD), so that none can be put
 elsewhere:

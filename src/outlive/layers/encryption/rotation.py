@@ -60,8 +60,8 @@ _TRIES = 20
 class Rotated:
     """What `rotate` encrypted again. When nothing is left to do, all but `threads` is 0.
 
-    `problems` lists what it had to leave as it was, because no key of the ring decrypts it, or because
-    the store cannot read it.
+    `problems` lists what it had to leave as it was, because no key of the ring decrypts it, or
+    because the store cannot read it.
     """
 
     threads: int = 0

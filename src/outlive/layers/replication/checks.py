@@ -42,7 +42,9 @@ async def has_lost(primary: Backend, secondary: Backend, key: ThreadKey, timeout
 async def has_lost_lock(
     primary: Backend, secondary: Backend, key: ThreadKey, namespace: str, timeout_s: float
 ) -> bool:
-    """Tell whether the secondary has a holder of a place that the primary, which gave it to another, must have had.
+    """Tell whether the primary has lost who holds a place, and gave it to another run or lock.
+
+    Then the secondary has a holder whom the primary must have had.
 
     The entry of a place is never deleted alone. The primary is read last: what is there by then may
     be newer than what the secondary has got so far.

@@ -1,5 +1,5 @@
 """A commit to two stores: decided in the active one with an outbox entry of what it changes, then
-brought to the other one.
+merged into the other one.
 
 Every answer says one of three things, and the caller relies on each: it is done (a receipt); it may
 be done (`OutcomeUnknown`, `StoredElsewhere`); this attempt did nothing (any other error). Once the
@@ -152,12 +152,12 @@ class Committer:
         refusal: OutliveError,
     ) -> list[Result]:
         """Do the commits that claim nothing, and refuse the others."""
-        places = [at for at, commit in enumerate(commits) if not _is_claim(commit)]
+        positions = [at for at, commit in enumerate(commits) if not _is_claim(commit)]
         results: list[Result] = [refusal] * len(commits)
-        if places:
-            unclaimed, again = [commits[at] for at in places], [repeated[at] for at in places]
+        if positions:
+            unclaimed, again = [commits[at] for at in positions], [repeated[at] for at in positions]
             for at, result in zip(
-                places, await self.commit(unclaimed, epoch, share_s, deadline, again), strict=True
+                positions, await self.commit(unclaimed, epoch, share_s, deadline, again), strict=True
             ):
                 results[at] = result
         return results
@@ -263,6 +263,13 @@ class Committer:
     async def _deliver(
         self, sent: list[_Sent], results: list[Result], epoch: int, deadline: Deadline
     ) -> None:
+        """Bring what was stored to where the mode wants it before it is acknowledged.
+
+        A crash at any place in here leaves commits that are stored and not acknowledged, each with
+        its outbox entry in the active store: another process transfers them.
+        """
+        # 1. Was the active store the right one? If it was being left, or has lost its data, its
+        #    receipts become failures.
         stored = [at for at, result in enumerate(results) if isinstance(result, Receipt)]
         if any(isinstance(result, StoreError) for result in results):
             self._outbox.is_dirty = True
@@ -272,6 +279,8 @@ class Committer:
         stored = [at for at in stored if sent[at].changes and isinstance(results[at], Receipt)]
         if not stored:
             return
+        # 2. In sync mode merge it into the secondary now. Otherwise its outbox entry is the queue, and
+        #    the background transfers it.
         is_direct = self._options.mode == "sync" and is_primary
         if is_direct and (self._options.is_strict or self._outbox.is_in_step):
             await self._replicate(sent, stored, results, epoch, deadline)
@@ -371,13 +380,18 @@ class Committer:
         stores, thread = self._stores, sent.thread
         try:
             await stores.ensure_open(SECONDARY)
+            # 1. What an earlier commit of the thread has left to transfer goes along: without it this
+            #    one would be acknowledged before what it follows.
             if with_backlog:
                 # What only the secondary has was never acknowledged.
                 if epoch > 0 and self._options.is_strict:
                     await stores.resolve_left(SECONDARY, thread, epoch)
                 sent.changes.add(await stores.backlog(PRIMARY).changes_of(thread))
+            # 2. Transfer both. A crash leaves their outbox entries, and they are transferred again.
             replicator = stores.replicator(PRIMARY, stores.patience_s)
             await replicator.transfer(thread, sent.changes, epoch)
+            # 3. If checkpoints are still missing in between, no outbox entry names them any more:
+            #    transfer the whole thread.
             if with_backlog and await has_gap(*stores.both, sent.original, stores.patience_s):
                 await replicator.transfer(thread, ChangeSet(everything=True), epoch)
         except OutliveError as error:
@@ -449,7 +463,10 @@ def _failure_after(commit: Commit, receipt: Receipt, error: OutliveError) -> Out
 
 
 def _may_be_overtaken(commit: Commit) -> bool:
-    """Tell whether a deletion may follow saves it has not seen: busy threads must not starve it."""
+    """Tell whether a commit is a deletion that may follow saves which it has not seen.
+
+    Otherwise a busy thread would starve it.
+    """
     removal = commit.removal or Removal(everything=True)
     return not (removal.everything or commit.checkpoints or commit.entries or commit.writes)
 
@@ -488,5 +505,5 @@ def _is_existing(result: object) -> bool:
 
 
 def _in_epoch(entry: EntryRecord, epoch: int) -> EntryRecord:
-    """A fence is given in the epoch that we are in: it outranks all that were given before."""
+    """Return an entry whose new fence, if it takes one, is of this epoch: it outranks all that were given before."""
     return replace(entry, epoch=max(entry.epoch, epoch)) if entry.fence == NEXT else entry

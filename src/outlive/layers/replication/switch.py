@@ -60,6 +60,7 @@ class RoleSwitch:
         return self._stores.epoch != before
 
     async def _look(self, timeout_s: float) -> None:
+        """Read the record of the pair in both stores, and enter the epoch that they tell."""
         stores = self._stores
         (primary, secondary), errors = await stores.records(timeout_s)
         stores.is_announced = False
@@ -153,8 +154,14 @@ class RoleSwitch:
         await self._tell_primary(epoch + 1)
 
     async def add_secondary(self, primary: PairRecord | None, *, is_told: bool = False) -> None:
-        """Fill a secondary that is new, or has lost its data: it gets all that the primary has."""
+        """Fill a secondary that is new, or has lost its data: it gets all that the primary has.
+
+        `is_told`: replication is switched off, so an operator decided this, even if the secondary
+        was the active store.
+        """
         stores = self._stores
+        # A crash between these writes leaves a primary with a record and a secondary without one:
+        # the next look comes here again. The background copies what the primary has.
         if primary is None:
             primary = await stores.write(PRIMARY, None, PairRecord(new_pair(), PRIMARY))
         if not primary.is_active:
@@ -173,7 +180,11 @@ class RoleSwitch:
         )
 
     async def replace_primary(self, secondary: PairRecord, *, is_told: bool = False) -> None:
-        """Leave an empty primary: the secondary has everything."""
+        """Leave an empty primary: the secondary has everything.
+
+        `is_told`: replication is switched off, so an operator decided this, even if the secondary
+        lacks what the primary had.
+        """
         stores = self._stores
         epoch = first_epoch(SECONDARY, secondary.epoch)
         if not secondary.is_active:
@@ -208,6 +219,7 @@ class RoleSwitch:
 
     async def _promote(self, automatic: bool) -> RoleChange:
         stores = self._stores
+        # 1. Look where the pair is, and transfer what can still be read. A crash changes no role.
         if not automatic:  # else we have just looked
             await self.refresh()
         if stores.is_failed_over and not stores.is_announced:
@@ -219,15 +231,15 @@ class RoleSwitch:
                 "the secondary does not have everything yet; store.replication_status() tells what is missing"
             )
         epoch = first_epoch(SECONDARY, max(stores.epoch, secondary.epoch) + 1)
-        # This one commit is the promotion. From here on a thread that is saved in the secondary is
-        # in the new epoch, and refuses what is merged from an earlier one; so a process that still
-        # uses the primary gets no acknowledgement in strict mode.
+        # 2. This one commit is the promotion. From here on a thread that is saved in the secondary is in
+        #    the new epoch, and refuses what is merged from an earlier one; so a process that still uses
+        #    the primary gets no acknowledgement in strict mode.
         await stores.write(SECONDARY, secondary, self._promoted(secondary, epoch, is_manual=not automatic))
         stores.automatic += automatic
         stores.is_manual, stores.is_announced = not automatic, False
         stores.enter(epoch, is_caught_up=True)
-        # A crash before this leaves a primary that does not know: every process that reaches the
-        # secondary does.
+        # 3. Tell the primary. A crash before this leaves a primary that does not know: every process that
+        #    reaches the secondary does.
         await self._tell_primary(epoch)
         return RoleChange(epoch, carried)
 
@@ -279,6 +291,7 @@ class RoleSwitch:
         return RoleChange(epoch, carried, tuple(sorted(branched)))
 
     async def _finish_failback(self, primary: PairRecord, epoch: int) -> int:
+        """Finish a failback that was announced, by this process or by another one."""
         carried = await self._stores.drain(SECONDARY, None)
         # A process that missed the promotion may have stored something in the primary until just
         # now. Threads that were continued in the secondary have come over, so they refuse it from

@@ -122,6 +122,8 @@ class Replicator:
         """
         results: list[OutliveError | None] = [None] * len(threads)
         ready: dict[int, Commit] = {}
+        # 1. Prepare a merging commit of each thread. Deletions, rewrites and whole threads need more
+        #    than one commit, and are transferred one by one.
         for at, (key, changes) in enumerate(threads):
             try:
                 if changes.deleted or changes.rewritten or changes.everything:
@@ -130,9 +132,12 @@ class Replicator:
                     ready[at] = merge
             except OutliveError as error:
                 results[at] = error
+        # 2. Send all by one call. A crash before it leaves chunks that nothing names yet, and a crash at
+        #    any time the outbox entries: the same is transferred again, which changes nothing.
         answers = await self.target.commit_all(list(ready.values())) if ready else []
         for at, answer in zip(ready, answers, strict=True):
             results[at] = answer if isinstance(answer, OutliveError) else None
+            # 3. Something came in between in this thread: read it again, and transfer it alone.
             if isinstance(answer, StaleBase):
                 key, changes = threads[at]
                 try:
@@ -144,10 +149,12 @@ class Replicator:
 
     async def _prepare(self, key: ThreadKey, changes: ChangeSet, epoch: int | None) -> Commit | None:
         """Send deletions and chunks; return the commit of what refers to these, if any."""
-        # Deletions first: a tombstone keeps what is merged after it from bringing back what was
-        # deleted.
+        # 1. Deletions first: a tombstone keeps what is merged after it from bringing back what was
+        #    deleted.
         if changes.deleted or changes.everything:
             await self._transfer_tombstones(key, changes.erased, epoch)
+        # 2. What changed, as the source has it now: it may be newer than the change, which is merged
+        #    with the same result.
         merge = Commit(
             key,
             checkpoints=tuple(await self._records(key, changes)),
@@ -163,10 +170,11 @@ class Replicator:
             if row is not None and row.metadata is not None:
                 merge.metadata, merge.metadata_projection = row.metadata, row.metadata_projection
                 merge.metadata_version = row.metadata_version
-        has_rows = merge.checkpoints or merge.writes or merge.entries or merge.metadata is not None
-        # A thread that only moved to another epoch moves in the target too, by a commit without
-        # rows.
-        return await self.with_chunks(merge) if has_rows or changes.moved else None
+        has_records = merge.checkpoints or merge.writes or merge.entries or merge.metadata is not None
+        # 3. Chunks go ahead of what refers to them: a crash leaves chunks that a repetition names, or the
+        #    next deletion removes. A thread that only moved to another epoch moves in the target too, by
+        #    a commit without records.
+        return await self.with_chunks(merge) if has_records or changes.moved else None
 
     # Reading the source
 
@@ -328,6 +336,7 @@ class Replicator:
 
     async def _rewrite(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> None:
         """Store the same content in the same chunks, so that what was erased is erased here too."""
+        # Each record by a commit of its own: a crash leaves the rest to the outbox entry.
         for record in records:
             stored = await self.target.read(
                 key, record.namespace, record.id, chunks=False, timeout_s=self.timeout_s

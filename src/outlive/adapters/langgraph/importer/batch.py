@@ -65,8 +65,8 @@ class Batch:
         describe(codec, draft, decoded.metadata, decoded.checkpoint.get("channel_values", {}))
         base = self._cache.get(slot)
         checkpoint = cast(Checkpoint, decoded.checkpoint)
-        # A saver that stores whole checkpoints may have another value under the same version. Sealed
-        # values are kept: a serializer that encrypts gives other bytes every time.
+        # A saver that stores whole checkpoints may have another value under the same version.
+        # Sealed values are kept: a serializer that encrypts gives other bytes every time.
         changed = checkpoint["channel_versions"] if codec.is_open else {}
         state = pack_state(codec, checkpoint, decoded.parent, changed, {})
         cache = None if base is None else self._cache  # without it, the head in the store would be the base

@@ -129,7 +129,8 @@ def import_langgraph(
     arrives whole or not at all, also when the process is killed. With on_problem="stop" the first
     thread that cannot be imported raises CannotImport; with "skip" the others are imported, and the
     result lists the problems. `dry_run` reads and decodes everything, stores nothing, and lists all
-    problems and, without `serde`, all classes that the rows name. Raises StoreError for a source or target that cannot be reached.
+    problems and, without `serde`, all classes that the rows name. Raises StoreError for a source or
+    target that cannot be reached.
     """
     if on_problem not in ("stop", "skip"):
         raise BadArgument(f'on_problem must be "stop" or "skip", not {on_problem!r}')
