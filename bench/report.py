@@ -36,8 +36,6 @@ _HEADLINES = (
     "64 concurrent async savers",
     "LangGraph turn, turns",
     "LangGraph turn, all",
-    "a LangGraph thread of",
-    "PostgreSQL: durable save at step",
 )
 _MORE = "All figures, curves, and how each is measured: [docs/benchmarks.md](docs/benchmarks.md)."
 
