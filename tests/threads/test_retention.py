@@ -452,6 +452,31 @@ def test_whatever_comes_between_two_calls_of_a_sweep_nothing_alive_is_lost(scrip
             assert memory_store(local)[0].thread(info.id).load(item.id) == states[info.id, item.id]
 
 
+def test_a_sweep_ends_beside_a_saver_that_is_faster(tuned):
+    tuned(sweep_batch=2)
+    local = MemoryBackend()
+    store, _ = memory_store(local)
+    known = fill(store)
+
+    class Saving(Dying):
+        def __getattr__(self, name):
+            method = getattr(self.inner, name)
+
+            async def call(*args, **options):
+                result = await method(*args, **options)
+                if name == "commit_all" and any(commit.removal for commit in args[0]):
+                    fill(store, count=4)
+                return result
+
+            return call
+
+    swept = memory_store(Saving(SyncLocal(local)))[0].sweep(retain=KEEP)
+    assert swept.checkpoints == len(known)
+    assert not {*known} & {*ids(store)}
+    assert swept.is_complete
+    assert store.verify().ok
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_savers_and_sweepers_of_several_threads_do_not_disturb_each_other(backend, url_for, tmp_path):
     url = url_for(backend, tmp_path)

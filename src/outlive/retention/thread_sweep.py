@@ -23,7 +23,7 @@ from outlive.runs.lock import AsyncLock
 from outlive.runtime.runtime import Signal
 from outlive.threads import prune
 from outlive.threads.engine import Engine
-from outlive.threads.keep_policy import ByReason, KeepPolicy, open_interrupts, still_needed
+from outlive.threads.keep_policy import ByReason, KeepPolicy, keys_of, open_interrupts, still_needed
 from outlive.threads.prune import ThreadContents
 
 MAX_SEEN = 200_000  # threads that are remembered
@@ -189,7 +189,8 @@ class ThreadSweep:
     async def _prune(self, key: ThreadKey, contents: ThreadContents, needed: ByReason) -> None:
         """Remove what is due, oldest first, in short commits.
 
-        Count what was removed, however it ends.
+        What was saved after `contents` were read is left to the next sweep: a saver may be faster
+        than this one, which would never end. Count what was removed, however it ends.
         """
         limit = max(_BATCH, len(contents.records) // 20)
         gone: dict[str, set[CheckpointKey]] = {"max_age": set(), "keep_last": set()}
@@ -252,16 +253,17 @@ class _Batch:
         self._key = key
         self._limit = limit
         self._contents = contents
+        self._known = keys_of(contents.records)
         self._needed = needed  # of those contents
         self.chosen: dict[str, set[CheckpointKey]] = {}
         self.bodies = 0  # bytes
 
     async def choose(self, records: list[CheckpointRecord]) -> set[CheckpointKey]:
-        """Pick the oldest of what is due and not needed; asked again when others delete too."""
+        """Pick the oldest of what is known, due and not needed; asked again when others delete too."""
         due = self._sweep.due(records)
         is_seen = records is self._contents.records
         needed = self._needed if is_seen else await self._sweep.needed(self._key, records)
-        free = (due["max_age"] | due["keep_last"]) - set().union(*needed.values())
+        free = self._known & (due["max_age"] | due["keep_last"]) - set().union(*needed.values())
         oldest = [record for record in reversed(records) if record.key in free]
         picked = {record.key for record in oldest[: self._limit]}
         self.chosen = {reason: pairs & picked for reason, pairs in due.items()}

@@ -170,8 +170,9 @@ class Run(SyncContext):
         """Call a function once: `answer = run.step("ask", call_model, prompt)`.
 
         Its result is stored, and a later attempt of the run gets it back without a call. All
-        further arguments go to the function. For options, leave the function out: `run.step("pay",
-        effect=True)(charge)(42)`, or as a decorator, `@run.step("ask", key="a")`.
+        further arguments go to the function. For options, leave the function out:
+        `run.step("pay", effect=True)(charge)(42)`, or as a decorator,
+        `@run.step("ask", key="a")`.
 
         key:            which of several steps of this name; without it they are counted in the order in which they begin
         effect:         store that the step begins, so that a crash in the middle of a side effect is noticed; the
